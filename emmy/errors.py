@@ -1,0 +1,67 @@
+"""Every error Emmy raises. Each says what happened, where, got against allowed, and the next step.
+
+Expected refusals (a move that is illegal at a site) are values, not exceptions; see `emmy.ir.moves`.
+"""
+from __future__ import annotations
+
+
+class EmmyError(Exception):
+    """Base of all errors. `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UsageError(EmmyError):
+    """The request cannot be understood or is out of range: op text, option, file path."""
+
+    exit_code = 2
+
+
+class NoSuchDevice(EmmyError):
+    """The named target is unknown, or it is not present and the request needs it."""
+
+    exit_code = 3
+
+
+class DeviceBusy(EmmyError):
+    """Another process holds the device's lock."""
+
+    exit_code = 3
+
+
+class WrongAnswer(EmmyError):
+    """A kernel that was to be trusted gives a wrong answer."""
+
+    exit_code = 4
+
+
+class PlanError(EmmyError):
+    """A plan cannot be built, lowered or executed: what, where, got against allowed."""
+
+
+class IllegalMove(PlanError):
+    """A schedule's move was refused. `index` counts from 0; `reason` is the move's own sentence."""
+
+    def __init__(self, index: int, move: str, reason: str) -> None:
+        super().__init__(f"move {index} {move}: {reason}")
+        self.index, self.move, self.reason = index, move, reason
+
+
+class Race(PlanError):
+    """An agent read a slot that does not hold the fill it asked for."""
+
+
+class Deadlock(PlanError):
+    """Every agent waits at a barrier that nobody will complete."""
+
+
+class CompileError(EmmyError):
+    """The host compiler or NVRTC rejected generated source; the message carries its diagnostics."""
+
+
+class DataError(EmmyError):
+    """A journal, Parquet shard or database does not have the expected form."""
+
+
+class StaleModel(EmmyError):
+    """A cost model was trained on another feature set than this Emmy computes."""
