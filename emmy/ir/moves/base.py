@@ -1,0 +1,130 @@
+"""What a move is: a rewrite of a plan that enumerates its own legal sites and refuses with one sentence.
+
+A move is a frozen dataclass: first the launch (and for some the work) it applies to, then its arguments in the order
+the schedule text prints them. A field that holds OPEN is a knob that a search still has to choose. To add a move, write
+one file that subclasses Move; the registry, the schedule text, the search space and the contract tests follow.
+"""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Iterator, Mapping
+
+from emmy.errors import PlanError
+from emmy.ir.plan import Launch, Loop, Plan, Tile, Work
+from emmy.ir.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A knob that is not chosen yet; prints `?`."""
+
+    def __str__(self) -> str:
+        return "?"
+
+
+OPEN = Open()
+Knob = int | Open
+Domains = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Move(ABC):
+    """A rewrite of the launch `launch` (and its work `work`, when given) of a plan."""
+
+    launch: str
+    work: str | None
+
+    name: ClassVar[str]
+    phase: ClassVar[int]  # a search applies moves in ascending phase, so that one plan has few spellings
+
+    @classmethod
+    @abstractmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        """Every place of `plan` where the move may be worth trying on `target`, knobs open, with their domains.
+
+        A site's domain holds only values for which `refuse` returns None on this plan.
+        """
+
+    @abstractmethod
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        """Why the move is illegal on `plan`, in one sentence with numbers; None when it is legal."""
+
+    @abstractmethod
+    def rewrite(self, plan: Plan) -> Plan:
+        """The plan after the move. Only called when `refuse` returned None."""
+
+    @property
+    def path(self) -> str:
+        return self.launch + (f".{self.work}" if self.work else "")
+
+    @property
+    def arguments(self) -> tuple[tuple[str, str | Knob | None], ...]:
+        """(field, value) after launch and work."""
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self)[2:])
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Names of the fields still open."""
+        return tuple(n for n, v in self.arguments if isinstance(v, Open))
+
+    def fill(self, values: Mapping[str, int]) -> Move:
+        """The move with knobs set."""
+        return replace(self, **dict(values))
+
+    def __str__(self) -> str:
+        shown = [str(v) for n, v in self.arguments if v is not None]
+        return f"{self.path}/{self.name}({','.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A move with its knobs open and, for each knob, the values that are legal here."""
+
+    move: Move
+    domains: Domains = ()
+
+
+MOVES: dict[str, type[Move]] = {}
+
+
+def register(cls: type[Move]) -> type[Move]:
+    """Class decorator: the schedule text can name the move."""
+    if cls.name in MOVES:
+        raise PlanError(f"two moves are named {cls.name}: {MOVES[cls.name].__qualname__} and {cls.__qualname__}")
+    MOVES[cls.name] = cls
+    return cls
+
+
+# ---------------------------------------------------------------- small tools that moves share
+def put(plan: Plan, launch: Launch, tile: Tile) -> Plan:
+    """The plan with a launch's tile replaced."""
+    return plan.with_launch(replace(launch, tile=tile))
+
+
+def put_work(plan: Plan, launch: Launch, work: Work) -> Plan:
+    """The plan with the work of that stage replaced."""
+    works = tuple(work if w.stage == work.stage else w for w in launch.tile.works)
+    return put(plan, launch, replace(launch.tile, works=works))
+
+
+def refuse_path(move: Move, plan: Plan, needs_work: bool = False) -> str | None:
+    """Why the move's launch or work does not exist."""
+    if not plan.has_launch(move.launch):
+        return f"launch {move.launch} does not exist; the plan has {', '.join(x.name for x in plan.launches)}"
+    stages = [w.stage for w in plan.launch(move.launch).tile.works]
+    if move.work is not None and move.work not in stages:
+        return f"{move.launch} has no work {move.work}; it has {', '.join(stages)}"
+    if needs_work and move.work is None:
+        return f"{move.name} needs a work, such as {move.launch}.{stages[-1]}/{move.name}(...)"
+    return None
+
+
+def full_nest(plan: Plan, launch: Launch, work: Work | None) -> tuple[Loop, ...]:
+    """The loops around the innermost piece of a work (of the tile, without one)."""
+    return launch.tile.nest + (work.nest if work else ())
+
+
+def powers(lo: int, hi: int) -> tuple[int, ...]:
+    """Powers of two in lo..hi."""
+    return tuple(1 << i for i in range(hi.bit_length()) if lo <= 1 << i <= hi)

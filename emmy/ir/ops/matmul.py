@@ -1,0 +1,152 @@
+"""C = epilogue(A @ B): the projection of every transformer layer. Must not know schedules or devices."""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar, Literal, Mapping, get_args
+
+import numpy as np
+
+from emmy.errors import UsageError
+from emmy.ir.dtype import DTYPES, DType, decode, encode, epsilon, size_bytes
+from emmy.ir.expr import FUNCTIONS, Array, Apply, Expr, Read, parse
+from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
+from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Sym, Value, upper
+
+Layout = Literal["kn", "nk"]
+Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale"]
+EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
+_ACCUMULATION = {"f32": 8 * 2.0**-24, "hybrid": 2.0**-9, "f16": 2.0**-7}  # per sqrt(K) of unit-variance sums; see tolerance
+_MAX_DIM = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul(Op):
+    """C[m,n] = epilogue(sum over k of A[m,k] * B), row-major; A, B, C and epilogue inputs in `dtype`, sums in f32.
+
+    layout:   "kn" = B stored [k,n]; "nk" = B stored [n,k] (the weight of torch's linear)
+    epilogue: applied left to right: bias (+ bias[n]), scale (* scale, one number), residual (+ R[m,n]), gelu_tanh, silu
+    """
+
+    m: Dim
+    n: int
+    k: int
+    dtype: DType = "f32"
+    layout: Layout = "kn"
+    epilogue: tuple[Epilogue, ...] = ()
+    kind: ClassVar[str] = "matmul"
+
+    def __post_init__(self) -> None:
+        for name, d in (("m", self.m), ("n", self.n), ("k", self.k)):
+            if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and not 1 <= d.lo <= d.hi):
+                raise UsageError(f"matmul: {name} is {d}, allowed 1..{_MAX_DIM}")
+        if len(set(self.epilogue)) != len(self.epilogue):
+            raise UsageError(f"matmul: epilogue {','.join(self.epilogue)} names a step twice; each may appear once")
+
+    @property
+    def key(self) -> str:
+        options = ",".join((("nk",) if self.layout == "nk" else ()) + self.epilogue)
+        return f"matmul:{self.m}x{self.n}x{self.k}:{self.dtype}" + (f":{options}" if options else "")
+
+    def program(self) -> Program:
+        b_axes = ("k", "n") if self.layout == "kn" else ("n", "k")
+        inputs = [Value("A", ("m", "k"), self.dtype), Value("B", b_axes, self.dtype)]
+        extra = {"bias": Value("bias", ("n",), self.dtype), "residual": Value("R", ("m", "n"), self.dtype), "scale": Value("scale", (), "f32")}
+        inputs += [extra[e] for e in self.epilogue if e in extra]
+        acc = Stage("C", ("m", "n"), parse(f"A[m,k] * B[{','.join(b_axes)}]"), (Reduce("k", SUM),), self.dtype)
+        stages = (acc,)
+        if self.epilogue:
+            body: Expr = Read("C", ("m", "n"))
+            for e in self.epilogue:
+                body = _step(e, body)
+            stages += (Stage("Y", ("m", "n"), body, (), self.dtype),)
+        dims = (("m", self.m), ("n", self.n), ("k", self.k))
+        return Program(dims, tuple(inputs), stages, (stages[-1].out,))
+
+    def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
+        program = self.program()
+        size, rng, out = program.sizes(sizes), np.random.default_rng(seed), {}
+        for v in program.inputs:
+            shape = [size[a] for a in v.axes]
+            if kind == "integer":
+                x = rng.integers(-2, 3, shape).astype(np.float64)
+            else:
+                x = rng.standard_normal(shape, dtype=np.float32) * (1 / sqrt(self.k) if v.name == "B" else 1.0)
+            out[v.name] = encode(np.asarray(x), v.dtype)
+        return out
+
+    def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
+        x = {v.name: decode(inputs[v.name], v.dtype) for v in self.program().inputs}
+        y = x["A"] @ (x["B"] if self.layout == "kn" else x["B"].T)
+        for e in self.epilogue:
+            match e:
+                case "bias":
+                    y = y + x["bias"]
+                case "scale":
+                    y = y * x["scale"]
+                case "residual":
+                    y = y + x["R"]
+                case "gelu_tanh" | "silu":
+                    y = FUNCTIONS[e][1](y)
+        return {"Y" if self.epilogue else "C": y}
+
+    def work(self, sizes: Mapping[str, int] | None = None) -> Work:
+        m = self.program().sizes(sizes or self.typical_sizes())["m"]
+        item = size_bytes(self.dtype)
+        moved = m * self.k + self.k * self.n + m * self.n * (2 if "residual" in self.epilogue else 1)
+        moved += self.n if "bias" in self.epilogue else 0
+        return Work(2.0 * m * self.n * self.k, float(moved * item))
+
+    def is_exact(self, kind: InputKind) -> bool:
+        return kind == "integer" and not {"gelu_tanh", "silu"} & set(self.epilogue) and 4 * self.k < 2**24
+
+    def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
+        """Absolute: rounding of a sum of K products of unit variance grows like sqrt(K) at worst steps; relative: one output rounding.
+
+        The factor 8 leaves room for the largest of millions of elements and for tensor cores, which truncate.
+        """
+        absolute = _ACCUMULATION[accumulate] * max(1.0, sqrt(self.k) / 8)
+        return absolute + 2 * epsilon("f32"), epsilon(self.dtype)
+
+
+def _step(e: Epilogue, y: Expr) -> Expr:
+    match e:
+        case "bias":
+            return Apply("add", (y, Read("bias", ("n",))))
+        case "scale":
+            return Apply("mul", (y, Read("scale", ())))
+        case "residual":
+            return Apply("add", (y, Read("R", ("m", "n"))))
+        case "gelu_tanh" | "silu":
+            return Apply(e, (y,))
+
+
+_DIMS = re.compile(r"(?P<m>\d+|m\(\d+\.\.\d+\))x(?P<n>\d+)x(?P<k>\d+)")
+
+
+def _parse(rest: str) -> Matmul:
+    shape, _, tail = rest.partition(":")
+    dtype, _, options = tail.partition(":")
+    where = f"op 'matmul:{rest}'"
+    hit = _DIMS.fullmatch(shape)
+    if not hit:
+        raise UsageError(f"{where}: shape {shape!r} is not MxNxK, such as 512x4096x3840 or m(1..4096)x4096x3840")
+    if dtype not in DTYPES:
+        raise UsageError(f"{where}: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    words = [w for w in options.split(",") if w]
+    bad = [w for w in words if w not in EPILOGUES and w not in ("kn", "nk")]
+    if bad or (options and not words) or sum(w in ("kn", "nk") for w in words) > 1:
+        raise UsageError(f"{where}: options {options!r}; allowed are one of kn, nk and any of {', '.join(EPILOGUES)}")
+    m: Dim = int(hit["m"]) if hit["m"].isdigit() else Sym("m", *(int(x) for x in re.findall(r"\d+", hit["m"])))
+    layout: Layout = "nk" if "nk" in words else "kn"
+    epilogue = tuple(e for w in words for e in EPILOGUES if e == w)
+    return Matmul(m, int(hit["n"]), int(hit["k"]), dtype, layout, epilogue)
+
+
+PARSERS["matmul"] = _parse
+
+
+def matmul(m: Dim, n: int, k: int, dtype: DType = "f32", layout: Layout = "kn", epilogue: tuple[Epilogue, ...] = ()) -> Matmul:
+    """The op C[m,n] = epilogue(A[m,k] @ B); see Matmul. Raises UsageError for sizes below 1 or unknown words."""
+    return Matmul(m, n, k, dtype, layout, epilogue)

@@ -1,0 +1,105 @@
+"""What every op offers: a program, a float64 reference, inputs, work and tolerance. Must not know schedules or devices.
+
+An op's key is its text: `matmul:512x4096x3840:f16:nk,bias`. It names the computation wherever one is stored.
+"""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Callable, ClassVar, Literal, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.errors import UsageError
+from emmy.ir.dtype import decode, epsilon
+from emmy.ir.expr import Array
+from emmy.ir.program import Program
+
+Storage = NDArray[np.generic]
+InputKind = Literal["normal", "integer"]
+Accumulate = Literal["f32", "hybrid", "f16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The least a device must do: arithmetic of the formula and each array moved once."""
+
+    flops: float
+    bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """flops per byte."""
+        return self.flops / self.bytes
+
+
+class Op(ABC):
+    """A computation with its shapes. Subclasses are frozen dataclasses, compared by value."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Text that `parse_op` reads back to an equal op."""
+
+    @abstractmethod
+    def program(self) -> Program: ...
+
+    @abstractmethod
+    def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
+        """Arrays in storage form (`emmy.ir.dtype.encode`), one an input value; same seed, same arrays.
+
+        "integer": small whole numbers for which sums are exact in f32. "normal": random, scaled so that outputs are near 1.
+        """
+
+    @abstractmethod
+    def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
+        """float64 outputs computed by numpy, independent of the IR."""
+
+    @abstractmethod
+    def work(self, sizes: Mapping[str, int] | None = None) -> Work: ...
+
+    @abstractmethod
+    def is_exact(self, kind: InputKind) -> bool:
+        """True when f32 arithmetic in any order gives the reference's numbers exactly (before the output is rounded)."""
+
+    @abstractmethod
+    def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
+        """(absolute, relative) error allowed on "normal" inputs."""
+
+    def typical_sizes(self) -> dict[str, int]:
+        """A size for each symbol, used where one must be picked: the upper end of its range."""
+        return {s.name: s.hi for s in self.program().syms}
+
+    def error_norm(self, got: Mapping[str, Storage], inputs: Mapping[str, Storage], kind: InputKind, accumulate: Accumulate = "f32") -> float:
+        """Largest error over all outputs in units of what is allowed: <= 1 is right. inf for a NaN or a missing output."""
+        program, want, worst = self.program(), self.reference(inputs), 0.0
+        for name, ref in want.items():
+            dtype = program.value(name).dtype
+            if name not in got or got[name].shape != ref.shape:
+                return float("inf")
+            x = decode(got[name], dtype)
+            if not np.isfinite(x).all():
+                return float("inf")
+            absolute, relative = self.tolerance(accumulate)
+            if self.is_exact(kind):
+                absolute, relative = 1e-30, epsilon(dtype) / 2  # nothing but the final rounding
+            worst = max(worst, float(np.max(np.abs(x - ref) / (absolute + relative * np.abs(ref)), initial=0.0)))
+        return worst
+
+    def __str__(self) -> str:
+        return self.key
+
+
+Parser = Callable[[str], Op]
+PARSERS: dict[str, Parser] = {}
+
+
+def parse_op(text: str) -> Op:
+    """The op `text` names. Raises UsageError that says what was expected where."""
+    kind, _, rest = text.strip().partition(":")
+    if kind not in PARSERS:
+        raise UsageError(f"op {text!r}: kind {kind!r} is not one of {', '.join(sorted(PARSERS))}; an example is matmul:512x4096x3840:f32")
+    return PARSERS[kind](rest)

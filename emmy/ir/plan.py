@@ -1,0 +1,299 @@
+"""Tile IR: which stages share a launch, how their loops are bound to levels, where values live, who fills what.
+
+A plan says *what* is placed where; it holds no barrier and no count that could be derived. `emmy.codegen.lower` derives
+the steps and their synchronisation. Plans are made by moves only (`emmy.ir.moves`).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from emmy.errors import PlanError
+from emmy.ir.dtype import size_bytes
+from emmy.ir.program import Dim, Program, Stage, Sym, upper
+
+Level = str  # a level of the target: grid, warpgroup, warp, lane, reg, serial; on a CPU core, serial, reg
+Space = Literal["smem", "dsmem", "reg", "pack"]
+BLOCK_LEVELS = ("grid", "core")  # loops whose iterations are blocks of the launch; they stand first in the nest
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The piece of `axis` that is left is walked in pieces of `step`; the last piece may be shorter. "serial" is in time."""
+
+    axis: str
+    level: Level
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """The instruction that makes the innermost tile of `stage`: m x n x k elements, `width` of them a vector."""
+
+    stage: str
+    name: str
+    m: int
+    n: int
+    k: int
+    width: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name} m:{self.m} n:{self.n} k:{self.k}" + (f" vector {self.width}" if self.width > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One op of a tile: compute `stage`, or `combine` the partial states that another launch left in a workspace.
+
+    Works share the tile's nest and enter only the loops over their axes; `nest` continues it for this work alone.
+    `unroll` is how many steps of the innermost folded loop the code generator writes out.
+    """
+
+    stage: str
+    combine: bool = False
+    nest: tuple[Loop, ...] = ()
+    atoms: tuple[Atom, ...] = ()
+    unroll: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Agents that run the same steps. No works = it only fills channels. `deal` = (i, n): it takes tiles i mod n."""
+
+    name: str
+    agents: int
+    unit: Literal["block", "warpgroup", "warp", "thread"]
+    registers: int
+    works: tuple[str, ...]
+    deal: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A ring of `depth` slots for blocks of `value`, refilled in loop number `at` of the nest (-1: once a tile).
+
+    src in dst means a role feeds itself. Transports: pack (CPU), ldg, cp_async, tma.
+    """
+
+    value: str
+    src: str
+    dst: tuple[str, ...]
+    depth: int
+    transport: str
+    layout: str
+    at: int
+
+    @property
+    def self_fed(self) -> bool:
+        return self.dst == (self.src,)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a value lives inside the tile, and in which layout."""
+
+    value: str
+    space: Space
+    layout: str = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How tiles become blocks: one each, or `workers` blocks that walk them all; dealt to roles when ping-pong."""
+
+    kind: Literal["static", "persistent", "pingpong"] = "static"
+    workers: int = 0
+    raster: str = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    works: tuple[Work, ...]
+    nest: tuple[Loop, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    roles: tuple[Role, ...] = ()
+    channels: tuple[Channel, ...] = ()
+    order: Order = Order()
+
+    def work(self, stage: str) -> Work:
+        return next(w for w in self.works if w.stage == stage)
+
+    def channel(self, value: str) -> Channel | None:
+        return next((c for c in self.channels if c.value == value), None)
+
+    @property
+    def n_block_loops(self) -> int:
+        """How many leading loops of the nest are blocks of the launch."""
+        return sum(x.level in BLOCK_LEVELS for x in self.nest)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    name: str
+    tile: Tile
+    depends_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Monoid state of `value`, one part for each piece of `axis`, left by one launch for another to combine."""
+
+    value: str
+    axis: str
+    parts: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Launches in order, with the program they compute. `guard`: the range of each symbol this plan serves."""
+
+    program: Program
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+    guard: tuple[Sym, ...] = ()
+
+    @cached_property
+    def _launch(self) -> dict[str, Launch]:
+        return {x.name: x for x in self.launches}
+
+    @cached_property
+    def key(self) -> str:
+        """Text equal for equal plans, however they were reached: for transpositions."""
+        return repr((self.program.stages, self.launches, self.workspaces))
+
+    def has_launch(self, name: str) -> bool:
+        return name in self._launch
+
+    def launch(self, name: str) -> Launch:
+        if name not in self._launch:
+            raise PlanError(f"launch {name} does not exist; the plan has {', '.join(self._launch)}")
+        return self._launch[name]
+
+    def workspace(self, value: str) -> Workspace | None:
+        return next((w for w in self.workspaces if w.value == value), None)
+
+    def size(self, nest: tuple[Loop, ...], axis: str) -> Dim:
+        """What is left of `axis` inside `nest`: the last loop's step, else the axis's size."""
+        return next((x.step for x in reversed(nest) if x.axis == axis), self.program.dim(axis))
+
+    def extent(self, nest: tuple[Loop, ...], axis: str) -> int:
+        """The largest piece of `axis` inside `nest`, as a number."""
+        return upper(self.size(nest, axis))
+
+    def count(self, nest: tuple[Loop, ...], at: int) -> int:
+        """Most iterations of nest[at]; fewer at a ragged edge or for a smaller symbol."""
+        return -(-self.extent(nest[:at], nest[at].axis) // nest[at].step)
+
+    def slot_bytes(self, tile: Tile, c: Channel) -> int:
+        """Bytes of one slot of a channel: the largest block of the value at the loop that refills it."""
+        v = self.program.value(c.value)
+        n = size_bytes(v.dtype)
+        for a in v.axes:
+            n *= self.extent(tile.nest[: c.at + 1], a)
+        return n
+
+    def with_launch(self, launch: Launch) -> Plan:
+        """The plan with the launch of that name replaced."""
+        return replace(self, launches=tuple(launch if x.name == launch.name else x for x in self.launches))
+
+    def stored(self, stage: Stage, launch: Launch) -> bool:
+        """True when the stage's value leaves the launch: an output, or read by another one."""
+        others = (w for la in self.launches if la.name != launch.name for w in la.tile.works)
+        return stage.out in self.program.outputs or any(stage.out in self.program.stage(w.stage).reads for w in others)
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+def naive(program: Program) -> Plan:
+    """One launch, one block, every stage computed whole: where every schedule starts."""
+    return Plan(program, (Launch("k0", Tile(tuple(Work(s.out) for s in program.stages))),))
+
+
+def loop_works(program: Program, works: tuple[Work, ...], axis: str) -> tuple[tuple[Work, ...], tuple[Work, ...], tuple[Work, ...]]:
+    """Works (before, inside, after) a loop over `axis`: inside is from the first to the last work that has the axis."""
+    has = [i for i, w in enumerate(works) if axis in axes_walked(program, w)]
+    if not has:
+        return works, (), ()
+    inside = works[has[0] : has[-1] + 1]
+    if len(inside) != len(has):
+        names = ", ".join(w.stage for w in inside if axis not in axes_walked(program, w))
+        raise PlanError(f"loop over {axis}: {names} has no such axis but stands between works that have it")
+    return works[: has[0]], inside, works[has[-1] + 1 :]
+
+
+def axes_walked(program: Program, w: Work) -> tuple[str, ...]:
+    """Axes a work loops over: a combining work no longer walks the folded ones."""
+    s = program.stage(w.stage)
+    return s.axes if w.combine else s.every
+
+
+# ---------------------------------------------------------------- printer
+def show(plan: Plan) -> str:
+    """The plan as indented text, one loop level a line, with sizes a reader can check."""
+    p = plan.program
+    out = ["plan " + " ".join(f"{a}={d}" for a, d in p.dims)]
+    for la in plan.launches:
+        out += _show_launch(plan, la)
+    for w in plan.workspaces:
+        m = p.stage(w.value).monoid
+        out.append(f"  workspace {w.value} over {w.axis}: {w.parts} parts of {m.name if m else '?'} state")
+    return "\n".join(out)
+
+
+def _show_launch(plan: Plan, la: Launch) -> list[str]:
+    t, blocks = la.tile, la.tile.n_block_loops
+    counts = [plan.count(t.nest, i) for i in range(blocks)]
+    total = 1
+    for n in counts:
+        total *= n
+    level = t.nest[0].level if blocks else "grid"
+    head = " ".join(f"{x.axis}:{n}" for x, n in zip(t.nest, counts, strict=False))
+    order = "" if t.order.kind == "static" else f", {t.order.kind}({t.order.workers})"
+    after = f", after {','.join(la.depends_on)}" if la.depends_on else ""
+    raster = "" if t.order.raster == "row" else f", raster {t.order.raster}"
+    out = [f"  {la.name}: {level} {head}".rstrip() + f"  # {total} block{'s' * (total > 1)}{order}{raster}{after}"]
+    for r in t.roles:
+        deal = f"  takes tiles {r.deal[0]} mod {r.deal[1]}" if r.deal else ""
+        out.append(f"    role {r.name} {r.unit}({r.agents}) regs {r.registers}: {' '.join(r.works) or 'copies'}{deal}")
+    for at in range(-1, blocks):
+        out += _show_fills(plan, t, at, "    ")
+    return out + _show_nest(plan, la, blocks, t.works, "    ")
+
+
+def _show_fills(plan: Plan, t: Tile, at: int, pad: str) -> list[str]:
+    out = []
+    for c in (c for c in t.channels if c.at == at):
+        box = ",".join(str(plan.extent(t.nest[: at + 1], a)) for a in plan.program.value(c.value).axes)
+        kib = plan.slot_bytes(t, c) * c.depth / 1024
+        space = "pack" if c.transport == "pack" else "smem"
+        out.append(f"{pad}{c.value}.{space} <- {c.value}[{box}]  {c.transport} depth {c.depth} {c.layout}  # {kib:g} KiB")
+    return out
+
+
+def _show_nest(plan: Plan, la: Launch, i: int, works: tuple[Work, ...], pad: str) -> list[str]:
+    t, p = la.tile, plan.program
+    if i == len(t.nest):
+        return [line for w in works for line in _show_work(plan, t, w, pad)]
+    before, inside, after = loop_works(p, works, t.nest[i].axis)
+    out = _show_nest(plan, la, i + 1, before, pad) if before else []
+    if inside:
+        x = t.nest[i]
+        out.append(f"{pad}{x.level:6} {x.axis}:{plan.count(t.nest, i)}  # pieces of {x.step}")
+        out += _show_fills(plan, t, i, pad + "  ")
+        out += _show_nest(plan, la, i + 1, inside, pad + "  ")
+    return out + (_show_nest(plan, la, i + 1, after, pad) if after else [])
+
+
+def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:
+    s, out = plan.program.stage(w.stage), []
+    for level in dict.fromkeys(x.level for x in w.nest):
+        parts = [f"{x.axis}:{plan.count(t.nest + w.nest, len(t.nest) + i)}" for i, x in enumerate(w.nest) if x.level == level]
+        out.append(f"{pad}{level:6} " + " ".join(parts))
+        pad += "  "
+    for a in w.atoms:
+        out.append(f"{pad}atom   {a}" + (f"  on {a.stage}" if a.stage != w.stage else "") + (f"  unroll {w.unroll}" if w.unroll > 1 else ""))
+    if w.combine and s.monoid:
+        return [*out, f"{pad}{s.out}[{','.join(s.axes)}] = finish(combine {s.monoid.name} over parts)"]
+    return [*out, f"{pad}{s}"]

@@ -1,0 +1,212 @@
+"""Loop IR: what to compute, as a small DAG of stages over named axes. No device in sight.
+
+A stage is a scalar body over axes, folded over reduced axes by a monoid. Softmax, norms, matmuls and split reductions
+are all the same three notions: Stage, Reduce, Monoid.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Mapping
+
+from emmy.errors import PlanError
+from emmy.ir.dtype import DType
+from emmy.ir.expr import Axis, Expr, Read, axes_of, parse, reads
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A size known only at run time: lo <= size <= hi, a multiple of `multiple`."""
+
+    name: str
+    lo: int
+    hi: int
+    multiple: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.lo}..{self.hi})"
+
+
+Dim = int | Sym
+
+
+def upper(dim: Dim) -> int:
+    """The largest size `dim` can have."""
+    return dim.hi if isinstance(dim, Sym) else dim
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """An associative way to fold a reduced axis.
+
+    state:    (component, its axes; None = the stage's own axes)
+    identity: the state of nothing, per component
+    combine:  per component, an expression over a_X and b_X, the states to its left and right
+    finish:   the value, as an expression over the components
+    lift:     stages that make the state of one *block* of the axis; () = each element is a state by itself
+    """
+
+    name: str
+    state: tuple[tuple[str, tuple[str, ...] | None], ...]
+    identity: tuple[float, ...]
+    combine: tuple[Expr, ...]
+    finish: Expr
+    lift: tuple[Stage, ...] = ()
+
+    def components(self, stage: Stage) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(component, axes) with None resolved for `stage`."""
+        return tuple((c, stage.axes if axes is None else axes) for c, axes in self.state)
+
+
+SUM = Monoid("sum", (("x", None),), (0.0,), (parse("a_x + b_x"),), Axis("x"))
+MAX = Monoid("max", (("x", None),), (-1e30,), (parse("maximum(a_x, b_x)"),), Axis("x"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    axis: str
+    monoid: Monoid
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """out[axes] = fold of body over `reduces` (all with one monoid), or body alone.
+
+    `dtype` is the form in which `out` is stored when it leaves a kernel; inside, values are f32 or wider.
+    """
+
+    out: str
+    axes: tuple[str, ...]
+    body: Expr
+    reduces: tuple[Reduce, ...] = ()
+    dtype: DType = "f32"
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        return tuple(r.axis for r in self.reduces)
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """Own axes, then folded ones: the loops a naive program would run."""
+        return self.axes + self.folded
+
+    @property
+    def monoid(self) -> Monoid | None:
+        return self.reduces[0].monoid if self.reduces else None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Values read, those of a monoid's lift included, each once."""
+        inner = self.monoid.lift if self.monoid else ()
+        local = {s.out for s in inner}
+        found = [*reads(self.body), *(v for s in inner for v in s.reads)]
+        return tuple(dict.fromkeys(v for v in found if v not in local))
+
+    def __str__(self) -> str:
+        sign = f"{self.monoid.name}=" if self.monoid else "="
+        over = f"  over {','.join(self.folded)}" if self.folded else ""
+        return f"{self.out}[{','.join(self.axes)}] {sign} {self.body}{over}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An input array: row-major over `axes`, the last one contiguous."""
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: DType = "f32"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Stages in an order in which each reads only inputs and earlier stages. `outputs` leave the program."""
+
+    dims: tuple[tuple[str, Dim], ...]
+    inputs: tuple[Value, ...]
+    stages: tuple[Stage, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        known = {v.name for v in self.inputs}
+        for s in self.stages:
+            missing = [v for v in s.reads if v not in known]
+            if missing:
+                raise PlanError(f"stage {s.out} reads {', '.join(missing)}, which no input or earlier stage provides")
+            loose = [a for a in axes_of(s.body) if a not in self._dim]
+            if loose:
+                raise PlanError(f"stage {s.out} uses axes {', '.join(loose)}; the program has {', '.join(self._dim)}")
+            known.add(s.out)
+        unknown = [o for o in self.outputs if o not in known]
+        if unknown:
+            raise PlanError(f"outputs {', '.join(unknown)} are computed by no stage")
+
+    @cached_property
+    def _dim(self) -> Mapping[str, Dim]:
+        return dict(self.dims)
+
+    @cached_property
+    def _stage(self) -> Mapping[str, Stage]:
+        return {s.out: s for s in self.stages}
+
+    @cached_property
+    def _value(self) -> Mapping[str, Value]:
+        made = {s.out: Value(s.out, s.axes, s.dtype) for s in self.stages}
+        return {**{v.name: v for v in self.inputs}, **made}
+
+    def dim(self, axis: str) -> Dim:
+        return self._dim[axis]
+
+    def stage(self, out: str) -> Stage:
+        return self._stage[out]
+
+    def has_stage(self, out: str) -> bool:
+        return out in self._stage
+
+    def value(self, name: str) -> Value:
+        """An input, or a stage's result as a value."""
+        return self._value[name]
+
+    def is_input(self, name: str) -> bool:
+        return name not in self._stage
+
+    @property
+    def syms(self) -> tuple[Sym, ...]:
+        return tuple(d for _, d in self.dims if isinstance(d, Sym))
+
+    def sizes(self, syms: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Size of every axis, given each symbol's size. Raises PlanError when one is missing or out of its range."""
+        out: dict[str, int] = {}
+        for axis, d in self.dims:
+            if isinstance(d, int):
+                out[axis] = d
+                continue
+            got = (syms or {}).get(d.name)
+            if got is None or not d.lo <= got <= d.hi or got % d.multiple:
+                allowed = f"{d.lo}..{d.hi}" + (f" in multiples of {d.multiple}" if d.multiple > 1 else "")
+                raise PlanError(f"size of {axis}: got {got}, allowed {allowed}; pass it as sizes={{'{d.name}': ...}}")
+            out[axis] = got
+        return out
+
+    def with_stages(self, gone: tuple[str, ...], new: tuple[Stage, ...]) -> Program:
+        """The program with stages `gone` replaced by `new`, in an order that respects what reads what."""
+        rest = [s for s in (*new, *(t for t in self.stages if t.out not in gone and t.out not in {n.out for n in new}))]
+        order: list[Stage] = []
+        while rest:
+            waiting = {s.out for s in rest}
+            ready = next((s for s in rest if not (set(s.reads) - {s.out}) & waiting), None)
+            if ready is None:
+                raise PlanError(f"stages {', '.join(waiting)} read each other in a circle")
+            order.append(ready)
+            rest.remove(ready)
+        return replace(self, stages=tuple(order))
+
+    def __str__(self) -> str:
+        dims = " ".join(f"{a}={d}" for a, d in self.dims)
+        ins = [f"  in  {v.name}[{','.join(v.axes)}] {v.dtype}" for v in self.inputs]
+        body = [f"  {'out' if s.out in self.outputs else '   '} {s}  {s.dtype if s.out in self.outputs else ''}".rstrip() for s in self.stages]
+        return "\n".join([f"program {dims}", *ins, *body])
+
+
+def read(value: Value) -> Read:
+    """The value read at its own axes."""
+    return Read(value.name, value.axes)
