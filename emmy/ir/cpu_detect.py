@@ -1,4 +1,4 @@
-"""What CPU this process runs on: instruction set, cores, caches, clock, memory. Reads files of /proc and /sys, runs nothing.
+"""What CPU this process runs on: instruction set, cores, caches, clock, memory. Reads /proc and /sys, runs nothing.
 
 Where a figure cannot be read (macOS, a container without /sys) a stated assumption stands in, and `sources` says so.
 """
@@ -15,7 +15,7 @@ Isa = Literal["avx512", "avx2", "portable"]
 
 KIB = 1024
 ASSUMED_MHZ = 3000.0
-# A virtual machine shows the nominal clock and hides the boost clock; server parts boost to at most about 1.5 x nominal.
+# A virtual machine shows the nominal clock and hides the boost clock; server parts boost to about 1.5 x nominal at most.
 BOOST_HEADROOM = 1.5
 ASSUMED_CACHES = {"l1d_bytes": 32 * KIB, "l2_bytes": 512 * KIB, "l3_bytes": 8 * KIB * KIB}
 ASSUMED_DRAM_BYTES = 8 * KIB**3
@@ -41,7 +41,7 @@ class Cpu:
 
     @property
     def flops_per_cycle(self) -> int:
-        """f32 operations one core can start a cycle: lanes x 2 pipes x (multiply and add, when one instruction does both)."""
+        """f32 operations one core can start a cycle: lanes x two pipes x two when an instruction multiplies and adds."""
         pipes = 1 if self.vector_bits == 512 and not self.full_rate_512 else 2
         return self.vector_bits // 32 * pipes * (2 if "fma" in self.features else 1)
 
@@ -61,7 +61,8 @@ def detect() -> Cpu:
     """The CPU of this machine, limited to the cores this process may run on."""
     info = parse_cpuinfo(_read(Path("/proc/cpuinfo")))
     flags = frozenset(info.get("flags", info.get("Features", "")).split())
-    machine = platform.machine().lower().replace("x86_64", "x86-64").replace("amd64", "x86-64").replace("arm64", "aarch64")
+    machine = platform.machine().lower()
+    machine = {"x86_64": "x86-64", "amd64": "x86-64", "arm64": "aarch64"}.get(machine, machine)
     features = features_of(flags, machine)
     caches, cache_source = _caches(Path("/sys/devices/system/cpu/cpu0/cache"))
     mhz, mhz_source = _max_mhz(info)
@@ -75,7 +76,7 @@ def detect() -> Cpu:
         max_mhz=mhz,
         dram_bytes=_dram_bytes(),
         full_rate_512=not (info.get("vendor_id") == "AuthenticAMD" and info.get("cpu family") == "25"),
-        sources={"boost_mhz": mhz_source, "caches": cache_source, "capabilities": "feature flags of the operating system"},
+        sources={"boost_mhz": mhz_source, "caches": cache_source, "capabilities": "the operating system's feature flags"},
         **caches,
     )
 
@@ -124,7 +125,8 @@ def _max_mhz(info: Mapping[str, str]) -> tuple[float, str]:
     if khz := _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")).strip():
         return float(khz) / 1e3, "cpufreq/cpuinfo_max_freq"
     if shown := info.get("cpu MHz"):
-        return float(shown) * BOOST_HEADROOM, f"estimate: {BOOST_HEADROOM} x the {float(shown):.0f} MHz that /proc/cpuinfo shows"
+        source = f"estimate: {BOOST_HEADROOM} x the {float(shown):.0f} MHz that /proc/cpuinfo shows"
+        return float(shown) * BOOST_HEADROOM, source
     return ASSUMED_MHZ, "assumed: this system does not show its clock"
 
 

@@ -1,7 +1,7 @@
 """What a device can do and hold, as data. Knows no programs, no drivers and whether no device is present.
 
 A GPU is one TOML of product figures under `targets/`, on top of one TOML per compute capability under `targets/arch/`.
-`cpu` is detected on this machine; `cpu-avx2` and `cpu-portable` are the same machine kept to a narrower instruction set.
+`cpu` is detected on this machine; `cpu-avx2` and `cpu-portable` are that machine kept to fewer instructions.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Target:
     """A device by its figures. Counts are per device unless named otherwise; 0 means it does not apply or is not known.
 
     Peaks are dense rates at the rated boost clock. A card may run above that clock (GeForce cards do), so judge a
-    measured rate against `peak_tflops` scaled by the clock it was measured at. `sources` names the origin of each figure.
+    measured rate against `peak_tflops` scaled by the clock it was measured at. `sources`: figure -> document.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Target:
     dram_gbs: float  # GB/s, 1e9
     dram_bytes: int
     l2_bytes: int  # the whole device's on a GPU, one core's on a CPU
-    peak_tflops: Mapping[str, float] = field(hash=False)  # by "f16->f32": inputs -> accumulator; plain "f32" for FMA units
+    peak_tflops: Mapping[str, float] = field(hash=False)  # "f16->f32": inputs -> accumulator; "f32": the FMA units
     tdp_w: float = 0.0
     n_sms: int = 0
     smem_block_bytes: int = 0  # the opt-in maximum
@@ -116,7 +116,7 @@ def _gpu(name: str) -> Target:
     figures = {**arch, **product, "name": name}
     figures["levels"] = _levels(arch["levels"])
     figures["capabilities"] = frozenset((*arch["capabilities"], *product.get("capabilities", ())))
-    figures["sources"] = {**arch["sources"], **product["sources"]}
+    figures["sources"] = _sources(arch) | _sources(product)
     known = {f.name for f in fields(Target)}
     if unknown := figures.keys() - known:
         raise PlanError(f"targets/{name}.toml has unknown keys {sorted(unknown)}. Allowed are {sorted(known)}.")
@@ -149,12 +149,17 @@ def _cpu(name: str, isa: Isa | None) -> Target:
         l1d_bytes=cpu.l1d_bytes,
         l3_bytes=cpu.l3_bytes,
         vector_bits=cpu.vector_bits,
-        sources={**static["sources"], **cpu.sources},
+        sources={**_sources(static), **cpu.sources},
     )
 
 
 def _levels(rows: list[tuple[str, int, str, str, str]], **widths: int) -> tuple[Level, ...]:
     return tuple(Level(name, widths.get(name, width), *rest) for name, width, *rest in rows)
+
+
+def _sources(table: dict[str, Any]) -> dict[str, str]:
+    """figure -> document; a file lists document -> figures."""
+    return {figure: document for document, figures in table["sources"].items() for figure in figures}
 
 
 def _read(path: str) -> dict[str, Any]:

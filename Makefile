@@ -1,0 +1,56 @@
+# `make tune`: set up and tune one projection of a transformer layer on this CPU.   `make test`: set up and test.
+# Both make a virtual environment in .venv and leave the system's Python alone. Needs Python >= 3.11, gcc and g++.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Unpinned, torch comes with 5 GB of CUDA libraries that nothing here uses.
+TORCH := torch==2.13.0
+
+OP ?= matmul:512x1024x3840:f32
+BUDGET ?= 60s
+
+# One thread a library call: spinning OpenMP barriers cost a busy machine more than a second thread brings.
+RUN := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONHASHSEED=0
+PYTEST := $(RUN) $(BIN)/python -m pytest
+FIRST := not slow and not gpu and not vllm
+SLOW := slow and not gpu and not vllm
+# pytest ends with 5 when a selection is empty, which is no failure here.
+OR_NONE := || [ $$? -eq 5 ]
+
+.PHONY: tune test lint slow clean
+
+tune: $(VENV)/.tune
+	$(BIN)/emmy tune --gpu cpu $(OP) --budget $(BUDGET)
+
+test: lint
+	$(PYTEST) -n 2 -m "$(FIRST) and not serial"
+	$(PYTEST) -m "$(FIRST) and serial" $(OR_NONE)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+slow: $(VENV)/.dev
+	$(PYTEST) -n 2 -m "$(SLOW) and not serial" $(OR_NONE)
+	$(PYTEST) -m "$(SLOW) and serial" $(OR_NONE)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11. Name a newer one: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@for cc in gcc g++; do command -v $$cc >/dev/null || { echo "$$cc is not installed" >&2; exit 2; }; done
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.tune: $(VENV)/.python pyproject.toml
+	$(PIP) -e '.[tune,torch]' '$(TORCH)'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.tune
+	$(PIP) -e '.[tune,torch,dev]'
+	@touch $@
