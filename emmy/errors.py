@@ -63,5 +63,9 @@ class DataError(EmmyError):
     """A journal, Parquet shard or database does not have the expected form."""
 
 
+class DataBusy(EmmyError):
+    """Another process has the measurement database open; DuckDB then lets nobody else in, not even to read."""
+
+
 class StaleModel(EmmyError):
     """A cost model was trained on another feature set than this Emmy computes."""
