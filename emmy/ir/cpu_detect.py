@@ -15,7 +15,7 @@ Isa = Literal["avx512", "avx2", "portable"]
 
 KIB = 1024
 ASSUMED_MHZ = 3000.0
-# A virtual machine shows the nominal clock and hides the boost clock; server parts boost to about 1.5 x nominal at most.
+# A virtual machine shows the nominal clock and hides the boost clock; server parts boost to 1.5 x nominal at most.
 BOOST_HEADROOM = 1.5
 ASSUMED_CACHES = {"l1d_bytes": 32 * KIB, "l2_bytes": 512 * KIB, "l3_bytes": 8 * KIB * KIB}
 ASSUMED_DRAM_BYTES = 8 * KIB**3
@@ -41,7 +41,7 @@ class Cpu:
 
     @property
     def flops_per_cycle(self) -> int:
-        """f32 operations one core can start a cycle: lanes x two pipes x two when an instruction multiplies and adds."""
+        """f32 operations a core can start a cycle: lanes x two pipes, x two when an instruction multiplies and adds."""
         pipes = 1 if self.vector_bits == 512 and not self.full_rate_512 else 2
         return self.vector_bits // 32 * pipes * (2 if "fma" in self.features else 1)
 
@@ -76,7 +76,7 @@ def detect() -> Cpu:
         max_mhz=mhz,
         dram_bytes=_dram_bytes(),
         full_rate_512=not (info.get("vendor_id") == "AuthenticAMD" and info.get("cpu family") == "25"),
-        sources={"boost_mhz": mhz_source, "caches": cache_source, "capabilities": "the operating system's feature flags"},
+        sources={"boost_mhz": mhz_source, "caches": cache_source, "capabilities": "the system's feature flags"},
         **caches,
     )
 

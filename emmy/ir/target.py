@@ -85,6 +85,28 @@ class Target:
         """Whether the device has every one of the named capabilities."""
         return self.capabilities.issuperset(needed)
 
+    @property
+    def block_level(self) -> str:
+        """The level whose iterations are the blocks of a launch."""
+        return "core" if self.is_cpu else "grid"
+
+    @property
+    def loop_levels(self) -> tuple[str, ...]:
+        """Levels a nest's loops may be bound to."""
+        return tuple(level.name for level in self.levels if level.name not in ("atom", "vector"))
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes one block may hold in staged slots: shared memory, or on a CPU half of the cache all cores share."""
+        return max(self.l3_bytes // 2, 8 << 20) if self.is_cpu else self.smem_block_bytes
+
+    @property
+    def vector_registers(self) -> int:
+        """Architectural vector registers of a CPU; 0 on a GPU."""
+        if not self.is_cpu:
+            return 0
+        return 32 if self.isa == "avx512" or "neon" in self.capabilities else 16
+
     def level(self, name: str) -> Level | None:
         """The level of that name, or None when the device has none such."""
         return next((level for level in self.levels if level.name == name), None)
@@ -138,7 +160,7 @@ def _cpu(name: str, isa: Isa | None) -> Target:
         vendor=cpu.vendor,
         arch=cpu.machine,
         levels=_levels(static["levels"], core=cpu.cores, vector=cpu.vector_bits // 32),
-        capabilities=cpu.features,
+        capabilities=cpu.features.union(static["capabilities"]),
         boost_mhz=cpu.max_mhz,
         dram_gbs=min(cpu.cores * static["dram_gbs_core"], static["dram_gbs_most"]),
         dram_bytes=cpu.dram_bytes,

@@ -1,0 +1,87 @@
+"""The kernel shapes of Gemma-4-12B as cases to tune: 258, of which 254 are on a published chart. Knows no device.
+
+The shapes and the published times come from `gemma4_12b.json`, which says what they are and what they are not.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Literal, get_args
+
+from emmy.errors import DataError
+
+Kind = Literal[
+    "matmul",
+    "norm_linear",
+    "linear_norm",
+    "mlp_geglu",
+    "attention",
+    "rms_norm",
+    "reduce",
+    "pointwise",
+    "rope",
+    "embedding",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_DTYPES: dict[str, Literal["f16", "f32"]] = {"fp16": "f16", "fp32": "f32"}
+# The chart names only the hint, 512, of a symbolic M; 4096 is the largest M that a fixed case has.
+SYMBOLIC_M = "m(1..4096)"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One named shape. `dims` are the formula's sizes, M standing at its hint when it is symbolic."""
+
+    id: str
+    kind: Kind
+    dims: Mapping[str, int] = field(hash=False)
+    dtype: Literal["f16", "f32"]
+    weight_layout: Literal["kn", "nk"] | None  # None: the kind has no weight
+    dynamic_m: bool
+    tier: str
+    form: Literal["fused", "cut"]
+    flags: tuple[str, ...]
+    charted: bool
+    published: Mapping[str, Mapping[str, float]] = field(hash=False)  # card -> lane -> microseconds, by its publisher
+
+    def op_text(self) -> str | None:
+        """The op this case is, or None while no op expresses its kind."""
+        if self.kind != "matmul":
+            return None
+        m = SYMBOLIC_M if self.dynamic_m else str(self.dims["M"])
+        options = ":nk" if self.weight_layout == "nk" else ""
+        return f"matmul:{m}x{self.dims['N']}x{self.dims['K']}:{self.dtype}{options}"
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Every case in the catalogue's order. Raises DataError when the file is not of the expected form."""
+    raw = json.loads((resources.files("emmy.workloads") / "gemma4_12b.json").read_text(encoding="utf-8"))
+    found = tuple(_case(row) for row in raw["cases"])
+    if len({case.id for case in found}) != raw["count"]["listed"]:
+        raise DataError(f"gemma4_12b.json lists {len(found)} cases, some twice or missing; expected {raw['count']}")
+    return found
+
+
+def _case(row: dict[str, object]) -> Case:
+    match row:
+        case {
+            "id": str(name),
+            "kind": kind,
+            "dims": dict(dims),
+            "dtype": ("fp16" | "fp32") as dtype,
+            "weight_layout": ("kn" | "nk" | None) as layout,
+            "dynamic_m": bool(dynamic_m),
+            "tier": str(tier),
+            "form": ("fused" | "cut") as form,
+            "flags": list(flags),
+            "charted": bool(charted),
+            "published": dict(published),
+        } if kind in KINDS and all(isinstance(size, int) for size in dims.values()):
+            return Case(
+                name, kind, dims, _DTYPES[dtype], layout, dynamic_m, tier, form, tuple(flags), charted, published
+            )
+    raise DataError(f"gemma4_12b.json: case {row.get('id', row)!r} lacks or mistypes a field")
