@@ -1,4 +1,5 @@
 """Number formats: names, sizes, rounding. Must not know expressions or devices."""
+
 from __future__ import annotations
 
 from typing import Literal, get_args

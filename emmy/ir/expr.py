@@ -3,12 +3,13 @@
 `A[m,k] * B[n,k]` is Apply("mul", (Read("A", ("m", "k")), Read("B", ("n", "k")))): a value is read at axes, never at
 arithmetic on them, so what a block of an expression needs from each value is just the block of its axes.
 """
+
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +59,11 @@ Expr = Const | Axis | Read | Apply
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
 
 
 def _silu(x: Array) -> Array:
-    return x / (1 + np.exp(-np.clip(x, -700, 700)))
+    return np.asarray(x / (1 + np.exp(-np.clip(x, -700, 700))))
 
 
 # Name -> (arity, meaning in float64). A code generator must know every name here.
@@ -84,8 +85,22 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
     "gelu_tanh": (1, _gelu_tanh),
     "silu": (1, _silu),
 }
-_INFIX: dict[str, tuple[str, int]] = {"le": ("<=", 1), "lt": ("<", 1), "add": ("+", 2), "sub": ("-", 2), "mul": ("*", 3), "div": ("/", 3)}
-_BINARY: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.LtE: "le", ast.Lt: "lt"}
+_INFIX: dict[str, tuple[str, int]] = {
+    "le": ("<=", 1),
+    "lt": ("<", 1),
+    "add": ("+", 2),
+    "sub": ("-", 2),
+    "mul": ("*", 3),
+    "div": ("/", 3),
+}
+_BINARY: dict[type, str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.LtE: "le",
+    ast.Lt: "lt",
+}
 
 
 def _show(e: Expr, outer: int) -> str:
@@ -128,9 +143,13 @@ def _from_ast(node: ast.expr, text: str) -> Expr:
             return Const(-float(v))
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return Apply("neg", (_from_ast(a, text),))
-        case ast.Call(func=ast.Name(id=fn), args=args, keywords=[]) if fn in FUNCTIONS and FUNCTIONS[fn][0] == len(args):
+        case ast.Call(func=ast.Name(id=fn), args=args, keywords=[]) if fn in FUNCTIONS and FUNCTIONS[fn][0] == len(
+            args
+        ):
             return Apply(fn, tuple(_from_ast(a, text) for a in args))
-    raise PlanError(f"expression {text!r}: cannot read {ast.unparse(node)!r}; known functions are {', '.join(FUNCTIONS)}")
+    raise PlanError(
+        f"expression {text!r}: cannot read {ast.unparse(node)!r}; known functions are {', '.join(FUNCTIONS)}"
+    )
 
 
 def walk(e: Expr) -> Iterator[Expr]:

@@ -1,7 +1,8 @@
 """What a Program means: every stage evaluated whole, in float64. The yardstick for plans, kernels and devices."""
+
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -53,17 +54,16 @@ def _expand(x: Named, folded: tuple[str, ...], env: Env) -> Named:
 
 
 def _fold(m: Monoid, x: Named, axis: str) -> Named:
-    """x reduced over one axis by pairwise combine: the monoid's only meaning."""
+    """x reduced over one axis by combining neighbours, all pairs at once: the monoid's only meaning."""
     at = x.axes.index(axis)
-    rest = x.axes[:at] + x.axes[at + 1 :]
-    parts = [Named(rest, np.take(x.data, j, at)) for j in range(x.data.shape[at])]
-    if not parts:
-        shape = [n for i, n in enumerate(x.data.shape) if i != at]
-        return Named(rest, np.full(shape, m.identity[0]))
-    while len(parts) > 1:
-        pairs = [combine(m, {"x": a}, {"x": b})["x"] for a, b in zip(parts[::2], parts[1::2], strict=False)]
-        parts = pairs + parts[len(parts) & ~1 :]
-    return parts[0]
+    rest, data = x.axes[:at] + x.axes[at + 1 :], np.moveaxis(x.data, at, 0)
+    if len(data) == 0:
+        return Named(rest, np.full(data.shape[1:], m.identity[0]))
+    while len(data) > 1:
+        even = len(data) & ~1
+        pairs = combine(m, {"x": Named(x.axes, data[0:even:2])}, {"x": Named(x.axes, data[1:even:2])})["x"].data
+        data = np.concatenate([pairs, data[even:]])
+    return Named(rest, data[0])
 
 
 def value_of(s: Stage, env: Env, load: Load) -> Named:
@@ -97,4 +97,3 @@ def load_inputs(program: Program, inputs: Mapping[str, Array], env: Env) -> dict
             raise PlanError(f"input {v.name}: got {got}, needs shape {want}")
         memory[v.name] = Block(v.name, v.axes, (0,) * len(want), np.asarray(inputs[v.name], dtype=np.float64))
     return memory
-

@@ -3,6 +3,7 @@
 A plan says *what* is placed where; it holds no barrier and no count that could be derived. `emmy.codegen.lower` derives
 the steps and their synchronisation. Plans are made by moves only (`emmy.ir.moves`).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -199,7 +200,7 @@ class Plan:
 
     def stored(self, stage: Stage, launch: Launch) -> bool:
         """True when the stage's value leaves the launch: an output, or read by another one."""
-        others = (w for la in self.launches if la.name != launch.name for w in la.tile.works)
+        others = (w for la in self.launches if la.name != launch.name for w in la.tile.works if not w.combine)
         return stage.out in self.program.outputs or any(stage.out in self.program.stage(w.stage).reads for w in others)
 
     def __str__(self) -> str:
@@ -211,7 +212,9 @@ def naive(program: Program) -> Plan:
     return Plan(program, (Launch("k0", Tile(tuple(Work(s.out) for s in program.stages))),))
 
 
-def loop_works(program: Program, works: tuple[Work, ...], axis: str) -> tuple[tuple[Work, ...], tuple[Work, ...], tuple[Work, ...]]:
+def loop_works(
+    program: Program, works: tuple[Work, ...], axis: str
+) -> tuple[tuple[Work, ...], tuple[Work, ...], tuple[Work, ...]]:
     """Works (before, inside, after) a loop over `axis`: inside is from the first to the last work that has the axis."""
     has = [i for i, w in enumerate(works) if axis in axes_walked(program, w)]
     if not has:
@@ -268,7 +271,9 @@ def _show_fills(plan: Plan, t: Tile, at: int, pad: str) -> list[str]:
         box = ",".join(str(plan.extent(t.nest[: at + 1], a)) for a in plan.program.value(c.value).axes)
         kib = plan.slot_bytes(t, c) * c.depth / 1024
         space = "pack" if c.transport == "pack" else "smem"
-        out.append(f"{pad}{c.value}.{space} <- {c.value}[{box}]  {c.transport} depth {c.depth} {c.layout}  # {kib:g} KiB")
+        out.append(
+            f"{pad}{c.value}.{space} <- {c.value}[{box}]  {c.transport} depth {c.depth} {c.layout}  # {kib:g} KiB"
+        )
     return out
 
 
@@ -289,11 +294,17 @@ def _show_nest(plan: Plan, la: Launch, i: int, works: tuple[Work, ...], pad: str
 def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:
     s, out = plan.program.stage(w.stage), []
     for level in dict.fromkeys(x.level for x in w.nest):
-        parts = [f"{x.axis}:{plan.count(t.nest + w.nest, len(t.nest) + i)}" for i, x in enumerate(w.nest) if x.level == level]
+        parts = [
+            f"{x.axis}:{plan.count(t.nest + w.nest, len(t.nest) + i)}" for i, x in enumerate(w.nest) if x.level == level
+        ]
         out.append(f"{pad}{level:6} " + " ".join(parts))
         pad += "  "
     for a in w.atoms:
-        out.append(f"{pad}atom   {a}" + (f"  on {a.stage}" if a.stage != w.stage else "") + (f"  unroll {w.unroll}" if w.unroll > 1 else ""))
+        out.append(
+            f"{pad}atom   {a}"
+            + (f"  on {a.stage}" if a.stage != w.stage else "")
+            + (f"  unroll {w.unroll}" if w.unroll > 1 else "")
+        )
     if w.combine and s.monoid:
         return [*out, f"{pad}{s.out}[{','.join(s.axes)}] = finish(combine {s.monoid.name} over parts)"]
     return [*out, f"{pad}{s}"]

@@ -3,11 +3,12 @@
 A stage is a scalar body over axes, folded over reduced axes by a monoid. Softmax, norms, matmuls and split reductions
 are all the same three notions: Stage, Reduce, Monoid.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Mapping
 
 from emmy.errors import PlanError
 from emmy.ir.dtype import DType
@@ -203,7 +204,10 @@ class Program:
     def __str__(self) -> str:
         dims = " ".join(f"{a}={d}" for a, d in self.dims)
         ins = [f"  in  {v.name}[{','.join(v.axes)}] {v.dtype}" for v in self.inputs]
-        body = [f"  {'out' if s.out in self.outputs else '   '} {s}  {s.dtype if s.out in self.outputs else ''}".rstrip() for s in self.stages]
+        body = [
+            f"  {'out' if s.out in self.outputs else '   '} {s}  {s.dtype if s.out in self.outputs else ''}".rstrip()
+            for s in self.stages
+        ]
         return "\n".join([f"program {dims}", *ins, *body])
 
 

@@ -4,6 +4,7 @@
 
 A skeleton is the same with knobs open, printed `?`. Replay gives the same plan for the same text.
 """
+
 from __future__ import annotations
 
 import re
@@ -11,7 +12,7 @@ from dataclasses import MISSING, fields
 from functools import lru_cache
 
 from emmy.errors import IllegalMove, UsageError
-from emmy.ir.moves.base import MOVES, OPEN, Move
+from emmy.ir.moves import MOVES, OPEN, Move
 from emmy.ir.plan import Plan, naive
 from emmy.ir.program import Program
 from emmy.ir.target import Target
@@ -28,7 +29,9 @@ def parse_move(text: str, index: int = 0) -> Move:
     """The move one word names. Raises UsageError that shows the expected form."""
     hit = _MOVE.fullmatch(text)
     if not hit:
-        raise UsageError(f"schedule move {index}: {text!r} has not the form launch/move(arguments), such as k0/split(m,core,64)")
+        raise UsageError(
+            f"schedule move {index}: {text!r} has not the form launch/move(arguments), such as k0/split(m,core,64)"
+        )
     cls = MOVES.get(hit["name"])
     if cls is None:
         raise UsageError(f"schedule move {index}: {text!r} names no move; the moves are {', '.join(sorted(MOVES))}")
@@ -37,7 +40,9 @@ def parse_move(text: str, index: int = 0) -> Move:
     required = sum(f.default is MISSING for f in wanted)
     form = f"{cls.name}({','.join(f.name for f in wanted)})"
     if not required <= len(given) <= len(wanted):
-        raise UsageError(f"schedule move {index}: {text!r} has {len(given)} arguments, {form} takes {required}..{len(wanted)}")
+        raise UsageError(
+            f"schedule move {index}: {text!r} has {len(given)} arguments, {form} takes {required}..{len(wanted)}"
+        )
     values: dict[str, object] = {}
     for f, word in zip(wanted, given, strict=False):
         is_number = "int" in str(f.type) or "Knob" in str(f.type)
@@ -46,10 +51,12 @@ def parse_move(text: str, index: int = 0) -> Move:
         elif re.fullmatch(r"\d+", word) and is_number:
             values[f.name] = int(word)
         elif is_number:
-            raise UsageError(f"schedule move {index}: {text!r}: {f.name} is {word!r}, a whole number is needed in {form}")
+            raise UsageError(
+                f"schedule move {index}: {text!r}: {f.name} is {word!r}, a whole number is needed in {form}"
+            )
         else:
             values[f.name] = word
-    return cls(hit["launch"], hit["work"], **values)  # type: ignore[arg-type]
+    return cls(hit["launch"], hit["work"], **values)
 
 
 def format_schedule(moves: tuple[Move, ...]) -> str:
@@ -62,7 +69,7 @@ def apply_move(plan: Plan, move: Move, target: Target, index: int = 0) -> Plan:
     reason = f"knob {move.knobs[0]} is open" if move.knobs else move.refuse(plan, target)
     if reason is not None:
         raise IllegalMove(index, str(move), reason)
-    return move.rewrite(plan)
+    return move.rewrite(plan, target)
 
 
 @lru_cache(maxsize=100_000)

@@ -1,0 +1,19 @@
+"""Moves: checked rewrites of plans. One file each; importing this package registers them all."""
+
+from emmy.ir.moves.atom import BindAtom
+from emmy.ir.moves.base import MOVES, OPEN, Move, Open, Site
+from emmy.ir.moves.commute import Commute
+from emmy.ir.moves.cut import Cut
+from emmy.ir.moves.fuse import Fuse
+from emmy.ir.moves.online import Online
+from emmy.ir.moves.operand import Operand
+from emmy.ir.moves.roles import Persist, PingPong, Specialize
+from emmy.ir.moves.split import Split
+from emmy.ir.moves.splitk import SplitK
+from emmy.ir.moves.stage import Stage
+from emmy.ir.moves.unroll import Unroll
+
+__all__ = [
+    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Move", "Online", "Open", "Operand", "Persist",
+    "PingPong", "Site", "Specialize", "Split", "SplitK", "Stage", "Unroll",
+]  # fmt: skip

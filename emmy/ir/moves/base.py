@@ -4,11 +4,13 @@ A move is a frozen dataclass: first the launch (and for some the work) it applie
 the schedule text prints them. A field that holds OPEN is a knob that a search still has to choose. To add a move, write
 one file that subclasses Move; the registry, the schedule text, the search space and the contract tests follow.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Iterator, Mapping
+from typing import ClassVar
 
 from emmy.errors import PlanError
 from emmy.ir.plan import Launch, Loop, Plan, Tile, Work
@@ -51,7 +53,7 @@ class Move(ABC):
         """Why the move is illegal on `plan`, in one sentence with numbers; None when it is legal."""
 
     @abstractmethod
-    def rewrite(self, plan: Plan) -> Plan:
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
         """The plan after the move. Only called when `refuse` returned None."""
 
     @property
@@ -70,11 +72,13 @@ class Move(ABC):
 
     def fill(self, values: Mapping[str, int]) -> Move:
         """The move with knobs set."""
-        return replace(self, **dict(values))
+        return replace(self, **dict(values))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        shown = [str(v) for n, v in self.arguments if v is not None]
-        return f"{self.path}/{self.name}({','.join(shown)})"
+        shown = [(f, getattr(self, f.name)) for f in fields(self)[2:]]
+        while shown and shown[-1][1] == shown[-1][0].default:
+            shown.pop()
+        return f"{self.path}/{self.name}({','.join(str(v) for _, v in shown)})"
 
 
 @dataclass(frozen=True, slots=True)

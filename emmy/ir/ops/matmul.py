@@ -1,23 +1,29 @@
 """C = epilogue(A @ B): the projection of every transformer layer. Must not know schedules or devices."""
+
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Literal, Mapping, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
 from emmy.errors import UsageError
 from emmy.ir.dtype import DTYPES, DType, decode, encode, epsilon, size_bytes
-from emmy.ir.expr import FUNCTIONS, Array, Apply, Expr, Read, parse
+from emmy.ir.expr import FUNCTIONS, Apply, Array, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Sym, Value, upper
 
 Layout = Literal["kn", "nk"]
 Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale"]
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
-_ACCUMULATION = {"f32": 8 * 2.0**-24, "hybrid": 2.0**-9, "f16": 2.0**-7}  # per sqrt(K) of unit-variance sums; see tolerance
+_ACCUMULATION = {
+    "f32": 8 * 2.0**-24,
+    "hybrid": 2.0**-9,
+    "f16": 2.0**-7,
+}  # per sqrt(K) of unit-variance sums; see tolerance
 _MAX_DIM = 1 << 24
 
 
@@ -52,10 +58,20 @@ class Matmul(Op):
     def program(self) -> Program:
         b_axes = ("k", "n") if self.layout == "kn" else ("n", "k")
         inputs = [Value("A", ("m", "k"), self.dtype), Value("B", b_axes, self.dtype)]
-        extra = {"bias": Value("bias", ("n",), self.dtype), "residual": Value("R", ("m", "n"), self.dtype), "scale": Value("scale", (), "f32")}
+        extra = {
+            "bias": Value("bias", ("n",), self.dtype),
+            "residual": Value("R", ("m", "n"), self.dtype),
+            "scale": Value("scale", (), "f32"),
+        }
         inputs += [extra[e] for e in self.epilogue if e in extra]
-        acc = Stage("C", ("m", "n"), parse(f"A[m,k] * B[{','.join(b_axes)}]"), (Reduce("k", SUM),), self.dtype)
-        stages = (acc,)
+        acc = Stage(
+            "C",
+            ("m", "n"),
+            parse(f"A[m,k] * B[{','.join(b_axes)}]"),
+            (Reduce("k", SUM),),
+            "f32" if self.epilogue else self.dtype,
+        )
+        stages: tuple[Stage, ...] = (acc,)
         if self.epilogue:
             body: Expr = Read("C", ("m", "n"))
             for e in self.epilogue:
@@ -78,7 +94,7 @@ class Matmul(Op):
 
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
         x = {v.name: decode(inputs[v.name], v.dtype) for v in self.program().inputs}
-        y = x["A"] @ (x["B"] if self.layout == "kn" else x["B"].T)
+        y: Array = x["A"] @ (x["B"] if self.layout == "kn" else x["B"].T)
         for e in self.epilogue:
             match e:
                 case "bias":
@@ -88,7 +104,7 @@ class Matmul(Op):
                 case "residual":
                     y = y + x["R"]
                 case "gelu_tanh" | "silu":
-                    y = FUNCTIONS[e][1](y)
+                    y = np.asarray(FUNCTIONS[e][1](y), dtype=np.float64)
         return {"Y" if self.epilogue else "C": y}
 
     def work(self, sizes: Mapping[str, int] | None = None) -> Work:
@@ -147,6 +163,8 @@ def _parse(rest: str) -> Matmul:
 PARSERS["matmul"] = _parse
 
 
-def matmul(m: Dim, n: int, k: int, dtype: DType = "f32", layout: Layout = "kn", epilogue: tuple[Epilogue, ...] = ()) -> Matmul:
+def matmul(
+    m: Dim, n: int, k: int, dtype: DType = "f32", layout: Layout = "kn", epilogue: tuple[Epilogue, ...] = ()
+) -> Matmul:
     """The op C[m,n] = epilogue(A[m,k] @ B); see Matmul. Raises UsageError for sizes below 1 or unknown words."""
     return Matmul(m, n, k, dtype, layout, epilogue)

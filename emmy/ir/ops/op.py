@@ -2,11 +2,13 @@
 
 An op's key is its text: `matmul:512x4096x3840:f16:nk,bias`. It names the computation wherever one is stored.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Literal, Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +75,9 @@ class Op(ABC):
         """A size for each symbol, used where one must be picked: the upper end of its range."""
         return {s.name: s.hi for s in self.program().syms}
 
-    def error_norm(self, got: Mapping[str, Storage], inputs: Mapping[str, Storage], kind: InputKind, accumulate: Accumulate = "f32") -> float:
+    def error_norm(
+        self, got: Mapping[str, Storage], inputs: Mapping[str, Storage], kind: InputKind, accumulate: Accumulate = "f32"
+    ) -> float:
         """Largest error over all outputs in units of what is allowed: <= 1 is right. inf for a NaN or a missing output."""
         program, want, worst = self.program(), self.reference(inputs), 0.0
         for name, ref in want.items():
@@ -101,5 +105,7 @@ def parse_op(text: str) -> Op:
     """The op `text` names. Raises UsageError that says what was expected where."""
     kind, _, rest = text.strip().partition(":")
     if kind not in PARSERS:
-        raise UsageError(f"op {text!r}: kind {kind!r} is not one of {', '.join(sorted(PARSERS))}; an example is matmul:512x4096x3840:f32")
+        raise UsageError(
+            f"op {text!r}: kind {kind!r} is not one of {', '.join(sorted(PARSERS))}; an example is matmul:512x4096x3840:f32"
+        )
     return PARSERS[kind](rest)

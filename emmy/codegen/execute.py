@@ -1,0 +1,418 @@
+"""What a plan means: its steps run on named blocks, roles as coroutines that meet only at the derived barriers.
+
+Execution is adversarial: asynchronous copies land at the last legal moment, slots are poisoned until they do, roles
+interleave at random. A missing or wrong barrier deadlocks or raises Race here, before any compiler sees the plan.
+Float64 throughout; threads inside a role are not modelled (the emulator of generated text does that).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from emmy.codegen.lower import lower
+from emmy.codegen.steps import (
+    Advance,
+    BarArrive,
+    Barrier,
+    BarWait,
+    BlockSync,
+    Close,
+    Commit,
+    Compute,
+    Copy,
+    FoldParts,
+    For,
+    Open,
+    Outline,
+    RoleSteps,
+    Step,
+    Store,
+    StoreState,
+    TurnPass,
+    TurnWait,
+    WaitGroup,
+)  # fmt: skip
+from emmy.errors import Deadlock, PlanError, Race
+from emmy.ir import interpret
+from emmy.ir.expr import Array, Block, Named
+from emmy.ir.plan import Channel, Plan
+from emmy.ir.program import Stage
+
+Env = dict[str, tuple[int, int]]
+Damage = Callable[[Outline], Outline]
+_PATIENCE = 400  # turns in a row without progress before a launch is called deadlocked
+
+
+def execute(
+    plan: Plan,
+    inputs: Mapping[str, Array],
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    damage: Damage | None = None,
+) -> dict[str, Array]:
+    """Every output of the plan, float64. Raises Race, Deadlock or PlanError when the plan's synchronisation is wrong.
+
+    `seed` picks the interleaving of roles; `damage` may alter an outline, to show that the run notices.
+    """
+    env: Env = {a: (0, n) for a, n in plan.program.sizes(sizes).items()}
+    memory = interpret.load_inputs(plan.program, inputs, env)
+    for s in plan.program.stages:
+        memory[s.out] = _blank(s.out, s.axes, env, np.nan)
+    for w in plan.workspaces:
+        for c, axes in _components(plan.program.stage(w.value)):
+            for part in range(w.parts):
+                memory[f"{w.value}@{c}@{part}"] = _blank(c, axes, env, np.nan)
+    for outline in lower(plan):
+        outline = damage(outline) if damage else outline
+        for worker, tiles in enumerate(_deal(outline, env)):
+            _Cta(outline, memory, tiles, env).run(random.Random(f"{seed}.{worker}"))
+    return {o: memory[o].data for o in plan.program.outputs}
+
+
+def _deal(outline: Outline, env: Env) -> list[list[Env]]:
+    """Tiles of each block, in order."""
+    t = outline.launch.tile
+    tiles = [env]
+    for loop in t.nest[: t.n_block_loops]:
+        tiles = [{**e, loop.axis: piece} for e in tiles for piece in _pieces(e[loop.axis], loop.step)]
+    workers = t.order.workers or len(tiles)
+    return [tiles[w::workers] for w in range(min(workers, len(tiles)))]
+
+
+def _pieces(whole: tuple[int, int], step: int) -> list[tuple[int, int]]:
+    lo, hi = whole
+    return [(x, min(x + step, hi)) for x in range(lo, hi, step)]
+
+
+def _blank(name: str, axes: tuple[str, ...], env: Env, fill: float) -> Block:
+    return Block(name, axes, tuple(env[a][0] for a in axes), np.full([env[a][1] - env[a][0] for a in axes], fill))
+
+
+def _components(s: Stage) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    assert s.monoid is not None
+    return s.monoid.components(s)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A slot of a ring: which fill it holds, whether it has landed, is visible to all agents, was read since they met."""
+
+    fill: int = -1
+    block: Block | None = None
+    landed: bool = False
+    visible: bool = False
+    read: bool = False
+
+
+@dataclass(slots=True)
+class _Bar:
+    spec: Barrier
+    pending: int = 0
+    phase: int = 0
+
+    def arrive(self, n: int) -> None:
+        self.pending += n
+        if self.pending > self.spec.count:
+            raise PlanError(f"barrier {self.spec.name}: {self.pending} arrivals, it completes at {self.spec.count}")
+        if self.pending == self.spec.count:
+            self.pending, self.phase = 0, self.phase ^ 1
+
+
+@dataclass(slots=True)
+class _Cta:
+    """One block of a launch: its slots, barriers and roles."""
+
+    outline: Outline
+    memory: dict[str, Block]
+    tiles: list[Env]
+    whole: Env
+    slots: dict[str, list[_Slot]] = field(default_factory=dict)
+    bars: dict[str, list[_Bar]] = field(default_factory=dict)
+
+    def run(self, rng: random.Random) -> None:
+        """All roles to their end, one step of a random one at a time."""
+        t = self.outline.launch.tile
+        self.slots = {c.value: [_Slot() for _ in range(c.depth)] for c in t.channels}
+        self.bars = {b.name: [_Bar(b) for _ in range(b.slots)] for b in self.outline.barriers}
+        live = [_Agent(self, r).run() for r in self.outline.roles]
+        idle = 0
+        while live:
+            agent = rng.choice(live)
+            try:
+                idle = idle + 1 if next(agent) else 0
+            except StopIteration:
+                live.remove(agent)
+                idle = 0
+            if idle > _PATIENCE:
+                raise Deadlock(f"{self.outline.launch.name}: {len(live)} roles wait and none can go on")
+
+
+@dataclass(slots=True)
+class _Ring:
+    """Where an agent stands in the loop that refills a channel: the loop's whole range and the present iteration."""
+
+    lo: int
+    hi: int
+    step: int
+    j: int = 0
+
+
+@dataclass(slots=True)
+class _Agent:
+    """A role walking its steps. Yields True when it must wait, False after anything another role could notice."""
+
+    cta: _Cta
+    role: RoleSteps
+    env: Env = field(default_factory=dict)
+    seq: int = 0
+    values: dict[str, Block] = field(default_factory=dict)
+    accs: dict[str, dict[str, Block]] = field(default_factory=dict)
+    position: dict[str, int] = field(default_factory=dict)
+    rings: dict[int, _Ring] = field(default_factory=dict)
+    group: list[_Slot] = field(default_factory=list)
+    groups: list[list[_Slot]] = field(default_factory=list)
+
+    @property
+    def plan(self) -> Plan:
+        return self.cta.outline.plan
+
+    def run(self) -> Iterator[bool]:
+        t = self.cta.outline.launch.tile
+        self.position = {c.value: 0 for c in t.channels}
+        deal = self.role.role.deal
+        for self.seq, tile in enumerate(self.cta.tiles):
+            self.env, self.values, self.accs = dict(tile), {}, {}
+            if deal is not None and self.seq % deal[1] != deal[0]:
+                for c in t.channels:  # a dealt role counts the fills of the tiles it skips
+                    self.position[c.value] += self.fills(c)
+                continue
+            yield from self.steps(self.role.steps)
+
+    def fills(self, c: Channel) -> int:
+        """How often a channel is filled in the present tile."""
+        t, env, out = self.cta.outline.launch.tile, dict(self.env), 1
+        for i, loop in enumerate(t.nest[: c.at + 1]):
+            if i < t.n_block_loops:
+                continue
+            lengths = [hi - lo for lo, hi in _pieces(env[loop.axis], loop.step)]
+            if len(set(lengths)) > 1 and any(x.axis == loop.axis for x in t.nest[i + 1 : c.at + 1]):
+                raise PlanError(f"{c.value}: ragged loop over {loop.axis} around another: dealt roles cannot skip it")
+            out *= len(lengths)
+            env[loop.axis] = (0, lengths[0])
+        return out
+
+    # ------------------------------------------------------------ steps
+    def steps(self, steps: tuple[Step, ...]) -> Iterator[bool]:
+        for s in steps:
+            yield from self.step(s)
+
+    def step(self, s: Step) -> Iterator[bool]:
+        match s:
+            case For():
+                yield from self.loop(s)
+            case Open(x):
+                self.open(x)
+            case Compute(x):
+                self.compute(x)
+                yield False
+            case FoldParts(x):
+                self.fold_parts(x)
+            case Close(x):
+                self.close(x)
+            case StoreState(x):
+                self.store_state(x)
+            case Store(x):
+                self.put(self.cta.memory[x], self.values[x])
+            case Copy(x, ahead):
+                self.copy(x, ahead)
+                yield False
+            case Advance(xs):
+                for x in xs:
+                    self.position[x] += 1
+            case Commit():
+                self.groups.append(self.group)
+                self.group = []
+            case WaitGroup(n):
+                while len(self.groups) > n:
+                    for slot in self.groups.pop(0):
+                        slot.landed = True
+            case BlockSync():
+                self.meet()
+            case BarWait(b, x, ahead):
+                yield from self.wait(b, self.position[x] + ahead)
+                self.deliver(x, ahead)
+            case BarArrive(b, x, n, ahead):
+                if ahead < self.left(x):
+                    self.cta.bars[b][(self.position[x] + ahead) % len(self.cta.bars[b])].arrive(n)
+                    yield False
+            case TurnWait(i):
+                yield from (
+                    self.wait("turn", i + self.seq // len(self.cta.bars["turn"]) * len(self.cta.bars["turn"]))
+                    if "turn" in self.cta.bars
+                    else ()
+                )
+            case TurnPass(i):
+                if "turn" in self.cta.bars:
+                    self.cta.bars["turn"][i].arrive(1)
+
+    def loop(self, s: For) -> Iterator[bool]:
+        axis, whole = s.loop.axis, self.env[s.loop.axis]
+        self.rings[s.at] = _Ring(*whole, s.loop.step)
+        for j, piece in enumerate(_pieces(whole, s.loop.step)):
+            self.rings[s.at].j = j
+            self.env[axis] = piece
+            yield from self.steps(s.body)
+            self.env[axis] = whole
+        del self.rings[s.at]
+
+    # ------------------------------------------------------------ channels
+    def ring(self, c: Channel) -> _Ring | None:
+        """The loop that refills the channel, entered or about to be; None when that is the tile itself."""
+        t = self.cta.outline.launch.tile
+        if c.at < t.n_block_loops:
+            return None
+        loop = t.nest[c.at]
+        return self.rings.get(c.at) or _Ring(*self.env[loop.axis], loop.step)
+
+    def left(self, value: str) -> int:
+        """Fills of a channel from the present one on, in the present loop."""
+        c = self.channel(value)
+        r = self.ring(c)
+        return 1 if r is None else -(-(r.hi - r.lo) // r.step) - r.j
+
+    def channel(self, value: str) -> Channel:
+        c = self.cta.outline.launch.tile.channel(value)
+        assert c is not None
+        return c
+
+    def copy(self, value: str, ahead: int) -> None:
+        if ahead >= self.left(value):
+            return
+        c = self.channel(value)
+        env, r = dict(self.env), self.ring(c)
+        if r is not None:
+            lo = r.lo + (r.j + ahead) * r.step
+            env[self.cta.outline.launch.tile.nest[c.at].axis] = (lo, min(lo + r.step, r.hi))
+        fill = self.position[value] + ahead
+        slot = self.cta.slots[value][fill % c.depth]
+        if c.self_fed and c.transport != "pack" and slot.read:
+            raise Race(
+                f"{self.role.role.name} refills {value} (fill {fill}) before all agents are done reading fill {slot.fill}"
+            )
+        block = _blank(value, self.plan.program.value(value).axes, env, np.nan)
+        memory = self.cta.memory[value]
+        block.data[...] = memory.data[memory.window(env)]
+        done = c.transport == "pack"
+        slot.fill, slot.block, slot.landed, slot.visible = fill, block, done, done
+        if not done and c.self_fed and c.transport != "tma":
+            self.group.append(slot)
+
+    def meet(self) -> None:
+        """Every agent of the block has come this far: what landed is visible, what was read may be refilled."""
+        for ring in self.cta.slots.values():
+            for slot in ring:
+                slot.visible = slot.visible or slot.landed
+                slot.read = False
+
+    def deliver(self, value: str, ahead: int) -> None:
+        """A full barrier was waited for: the bytes it counts are there, for this agent."""
+        slots = self.cta.slots.get(value, [])
+        if slots:
+            slot = slots[(self.position[value] + ahead) % len(slots)]
+            slot.landed = slot.visible = True
+
+    def wait(self, name: str, position: int) -> Iterator[bool]:
+        ring = self.cta.bars.get(name)
+        if ring is None:
+            return
+        bar = ring[position % len(ring)]
+        parity = (position // len(ring) + bar.spec.first_parity[position % len(ring)]) & 1
+        while bar.phase == parity:  # PTX: waiting on parity p blocks while the present phase has parity p
+            yield True
+
+    def load(self, value: str) -> Block:
+        c = self.cta.outline.launch.tile.channel(value)
+        if c is None:
+            return self.values[value] if value in self.values else self.cta.memory[value]
+        slot = self.cta.slots[value][self.position[value] % c.depth]
+        if slot.block is None or slot.fill != self.position[value] or not slot.visible:
+            state = (
+                "nothing" if slot.block is None else f"fill {slot.fill}" + ("" if slot.visible else ", not yet visible")
+            )
+            raise Race(f"{self.role.role.name} reads fill {self.position[value]} of {value}, its slot holds {state}")
+        slot.read = True
+        return slot.block
+
+    # ------------------------------------------------------------ works
+    def stage(self, name: str) -> Stage:
+        return self.plan.program.stage(name)
+
+    def open(self, name: str) -> None:
+        s = self.stage(name)
+        assert s.monoid is not None
+        self.accs[name] = {
+            c: _blank(c, axes, self.env, v) for (c, axes), v in zip(_components(s), s.monoid.identity, strict=True)
+        }
+
+    def compute(self, name: str) -> None:
+        s = self.stage(name)
+        if s.monoid is None:
+            self.values[name] = interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load))
+            return
+        for env in self.leaves(name):
+            new = interpret.lift(s, env, self.load)
+            self.fold(name, env, new)
+
+    def leaves(self, name: str) -> Iterator[Env]:
+        """The blocks that the work's own loops make of the block in scope; an atom runs through the innermost folded one."""
+        nest = self.cta.outline.launch.tile.work(name).nest
+        if nest and nest[-1].axis in self.stage(name).folded:
+            nest = nest[:-1]
+        blocks: list[Env] = [dict(self.env)]
+        for loop in nest:
+            blocks = [{**e, loop.axis: piece} for e in blocks for piece in _pieces(e[loop.axis], loop.step)]
+        yield from blocks
+
+    def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
+        s, acc = self.stage(name), self.accs[name]
+        assert s.monoid is not None
+        old = {c: Named(b.axes, b.data[b.window(env)]) for c, b in acc.items()}
+        for c, x in interpret.combine(s.monoid, old, dict(new)).items():
+            b = acc[c]
+            window = b.data[b.window(env)]
+            b.data[b.window(env)] = np.broadcast_to(x.to(b.axes), window.shape)
+
+    def fold_parts(self, name: str) -> None:
+        w = self.plan.workspace(name)
+        assert w is not None
+        for part in range(w.parts):
+            blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in _components(self.stage(name))}
+            self.fold(name, self.env, {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()})
+
+    def close(self, name: str) -> None:
+        s, acc = self.stage(name), self.accs.pop(name)
+        assert s.monoid is not None
+        done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
+        self.values[name] = interpret.whole(name, s.axes, self.env, done)
+
+    def store_state(self, name: str) -> None:
+        w, acc = self.plan.workspace(name), self.accs.pop(name)
+        assert w is not None
+        lo, hi = self.cta.whole[w.axis]
+        part = self.env[w.axis][0] // -(-(hi - lo) // w.parts)
+        for c, b in acc.items():
+            self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
+
+    def put(self, memory: Block, block: Block) -> None:
+        """The block goes to its place in memory, which no other block may have written."""
+        at = tuple(slice(lo, lo + n) for lo, n in zip(block.lo, block.data.shape, strict=True))
+        if prod(block.data.shape) and not np.isnan(memory.data[at]).all():
+            raise PlanError(
+                f"{block.name} is stored twice at {','.join(f'{a} {s.start}..{s.stop}' for a, s in zip(block.axes, at, strict=True))}"
+            )
+        memory.data[at] = block.data

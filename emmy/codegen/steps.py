@@ -1,0 +1,230 @@
+"""Steps: what each role of a launch does, in order, with every wait and arrive explicit. Knows no device's code.
+
+A plan says where things are; steps say when. They are derived (`emmy.codegen.lower`), can be executed on tiny shapes
+(`emmy.codegen.execute`) and are expanded to a target's statements by its code generator. A step names values and loops
+of the plan; pieces of axes are implied by the loops around it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emmy.ir.plan import Launch, Loop, Plan, Role
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """Walk loop number `at` of the tile's nest: the piece of its axis that is left, `loop.step` at a time, last one short."""
+
+    at: int
+    loop: Loop
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Accumulators of a reducing stage, for the block in scope, become the monoid's identity."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The block in scope of a stage: folded into its open accumulators, or its value when it reduces nothing."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoldParts:
+    """Open accumulators take in every part that another launch left in the workspace, in order."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Accumulators become the stage's value, kept in the tile."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """Accumulators go, unfinished, to this block's part of the workspace."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The value in the tile goes to memory: an output of the program, or read by another launch."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Fill number (current + ahead) of a channel goes to its slot, if the loop has that many iterations."""
+
+    value: str
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The current fill of these channels is done with: the next one is current."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The copies since the last commit form a group (PTX: cp.async.commit_group)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGroup:
+    """Wait until at most `pending` committed groups are under way (PTX: cp.async.wait_group)."""
+
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSync:
+    """Every agent of the block meets every other."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarWait:
+    """Wait on the slot of a barrier that the channel's current fill (plus ahead) uses, for the phase of its lap."""
+
+    barrier: str
+    value: str
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BarArrive:
+    """Arrive `count` times at the slot of the channel's current fill (plus ahead)."""
+
+    barrier: str
+    value: str
+    count: int
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnWait:
+    """Wait for the token that lets dealt role `index` enter its ring loop."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPass:
+    """Hand the token to role `index`."""
+
+    index: int
+
+
+Step = (
+    For
+    | Open
+    | Compute
+    | FoldParts
+    | Close
+    | StoreState
+    | Store
+    | Copy
+    | Advance
+    | Commit
+    | WaitGroup
+    | BlockSync
+    | BarWait
+    | BarArrive
+    | TurnWait
+    | TurnPass
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """An mbarrier for each slot: arrivals that complete a phase, bytes that must have landed, the phase its waiter asks first.
+
+    A producer starts at parity 1, so that its first lap passes at once (PTX ISA: mbarrier.test_wait.parity).
+    """
+
+    name: str
+    slots: int
+    count: int
+    tx_bytes: int
+    first_parity: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSteps:
+    role: Role
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """One launch as steps. `steps` of a role are those of one tile; the tiles follow from the nest's block loops."""
+
+    plan: Plan
+    launch: Launch
+    barriers: tuple[Barrier, ...]
+    roles: tuple[RoleSteps, ...]
+
+    def __str__(self) -> str:
+        out = [f"steps {self.launch.name}"]
+        for b in self.barriers:
+            bytes_ = f" + {b.tx_bytes} bytes" if b.tx_bytes else ""
+            parity = "/".join(str(p) for p in dict.fromkeys(b.first_parity))
+            out.append(f"  barrier {b.name}[{b.slots}]  {b.count} arrivals{bytes_}, waiters start at parity {parity}")
+        for r in self.roles:
+            deal = f"  (tiles {r.role.deal[0]} mod {r.role.deal[1]})" if r.role.deal else ""
+            out.append(f"  role {r.role.name}{deal}, each tile:")
+            out += _show(r.steps, "    ")
+        return "\n".join(out)
+
+
+def _show(steps: tuple[Step, ...], pad: str) -> list[str]:
+    out: list[str] = []
+    for s in steps:
+        match s:
+            case For(_, loop, body):
+                out.append(f"{pad}for {loop.axis} in pieces of {loop.step}:  # {loop.level}")
+                out += _show(body, pad + "  ")
+            case Open(x):
+                out.append(f"{pad}open {x}")
+            case Compute(x):
+                out.append(f"{pad}compute {x}")
+            case FoldParts(x):
+                out.append(f"{pad}fold parts into {x}")
+            case Close(x):
+                out.append(f"{pad}close {x}")
+            case StoreState(x):
+                out.append(f"{pad}store state of {x} in its part")
+            case Store(x):
+                out.append(f"{pad}store {x}")
+            case Copy(x, ahead):
+                out.append(f"{pad}copy {x}" + (f" (fill + {ahead})" if ahead else ""))
+            case Advance(xs):
+                out.append(f"{pad}advance {', '.join(xs)}")
+            case Commit():
+                out.append(f"{pad}commit group")
+            case WaitGroup(n):
+                out.append(f"{pad}wait until {n} groups are pending")
+            case BlockSync():
+                out.append(f"{pad}block sync")
+            case BarWait(b, x, ahead):
+                out.append(f"{pad}wait {b} for fill of {x}" + (f" + {ahead}" if ahead else ""))
+            case BarArrive(b, x, n, ahead):
+                out.append(f"{pad}arrive {b} x{n} for fill of {x}" + (f" + {ahead}" if ahead else ""))
+            case TurnWait(i):
+                out.append(f"{pad}wait turn {i}")
+            case TurnPass(i):
+                out.append(f"{pad}pass turn to {i}")
+    return out

@@ -1,0 +1,132 @@
+"""Every wait and arrive of a launch, derived from its roles, channels and order. Nothing else may create one.
+
+Rules, each from the facts of a channel:
+- pack: filled by the agent that reads it; nothing to wait for.
+- ldg, cp_async (self-fed): one commit group an iteration for all such channels of a loop; with depth >= 2 everywhere wait
+  until depth - 2 groups are pending and meet once, else wait for all and meet twice.
+- tma self-fed: a full barrier per slot; the block meets before a slot is refilled.
+- tma from a producer role: full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring
+  is read by one consumer, a shared one by all).
+- ping-pong: a turn token for each dealt role.
+Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
+"""
+
+from __future__ import annotations
+
+from emmy.codegen.steps import (
+    Advance,
+    BarArrive,
+    Barrier,
+    BarWait,
+    BlockSync,
+    Commit,
+    Copy,
+    Step,
+    TurnPass,
+    TurnWait,
+    WaitGroup,
+)
+from emmy.ir.plan import Channel, Launch, Plan, Role
+
+GROUPED = ("ldg", "cp_async")
+
+
+def barriers(plan: Plan, launch: Launch) -> tuple[Barrier, ...]:
+    """The mbarriers a launch needs."""
+    t, out = launch.tile, []
+    roles = {r.name: r for r in t.roles}
+    for c in t.channels:
+        if c.transport != "tma":
+            continue
+        out.append(Barrier(f"full_{c.value}", c.depth, 1, plan.slot_bytes(t, c), (0,) * c.depth))
+        if not c.self_fed:
+            eaters = [roles[d] for d in c.dst]
+            agents = eaters[0].agents if eaters[0].deal else sum(r.agents for r in eaters)
+            out.append(Barrier(f"empty_{c.value}", c.depth, agents, 0, (1,) * c.depth))
+    if t.order.kind == "pingpong":
+        n = sum(r.deal is not None for r in t.roles)
+        out.append(Barrier("turn", n, 1, 0, tuple(int(i == 0) for i in range(n))))
+    return tuple(out)
+
+
+def before_loop(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
+    """Prologue of a ring loop: all slots but one are filled ahead."""
+    out: list[Step] = []
+    if role.deal is not None and channels:
+        out.append(TurnWait(role.deal[0]))
+    grouped = [c for c in channels if c.self_fed and c.transport in GROUPED]
+    deepest = max((c.depth for c in grouped), default=1)
+    for step in range(1 - deepest, 0):
+        out += [Copy(c.value, step + c.depth - 1) for c in grouped if step + c.depth - 1 >= 0]
+        out.append(Commit())
+    for c in channels:
+        if c.self_fed and c.transport == "tma":
+            for ahead in range(c.depth - 1):
+                out += [Copy(c.value, ahead), BarArrive(f"full_{c.value}", c.value, 1, ahead)]
+    return tuple(out)
+
+
+def after_loop(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
+    """Epilogue of a ring loop: a dealt role hands the token on."""
+    if role.deal is None or not channels:
+        return ()
+    index, n = role.deal
+    return (TurnPass((index + 1) % n),)
+
+
+def top_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
+    """What happens before the work of one iteration of the loop that refills `channels`."""
+    out: list[Step] = []
+    out += [Copy(c.value, 0) for c in channels if c.transport == "pack"]
+    out += _grouped_top([c for c in channels if c.self_fed and c.transport in GROUPED])
+    out += _tma_top([c for c in channels if c.self_fed and c.transport == "tma"])
+    for c in channels:
+        if not c.self_fed and c.src == role.name:
+            out += [BarWait(f"empty_{c.value}", c.value), Copy(c.value, 0), BarArrive(f"full_{c.value}", c.value, 1)]
+    return tuple(out)
+
+
+def _grouped_top(grouped: list[Channel]) -> list[Step]:
+    if not grouped:
+        return []
+    refills: list[Step] = [Copy(c.value, c.depth - 1) for c in grouped]
+    pending = min(c.depth for c in grouped) - 2
+    if pending >= 0:
+        return [WaitGroup(pending), BlockSync(), *refills, Commit()]
+    return [*refills, Commit(), WaitGroup(0), BlockSync()]
+
+
+def _tma_top(ring: list[Channel]) -> list[Step]:
+    out: list[Step] = []
+    for c in (c for c in ring if c.depth == 1):
+        out += [Copy(c.value, 0), BarArrive(f"full_{c.value}", c.value, 1)]
+    out += [BarWait(f"full_{c.value}", c.value) for c in ring]
+    deep = [c for c in ring if c.depth > 1]
+    if deep:
+        out.append(BlockSync())
+    for c in deep:
+        out += [Copy(c.value, c.depth - 1), BarArrive(f"full_{c.value}", c.value, 1, c.depth - 1)]
+    return out
+
+
+def before_work(reads: tuple[str, ...], channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
+    """Waits of a consumer before it reads what another role fills."""
+    return tuple(
+        BarWait(f"full_{c.value}", c.value)
+        for c in channels
+        if c.value in reads and role.name in c.dst and not c.self_fed
+    )
+
+
+def bottom_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
+    """What happens after the work of one iteration."""
+    out: list[Step] = []
+    shallow = [c for c in channels if c.self_fed and c.depth == 1 and c.transport != "pack"]
+    if shallow:
+        out.append(BlockSync())
+    out += [
+        BarArrive(f"empty_{c.value}", c.value, role.agents) for c in channels if not c.self_fed and role.name in c.dst
+    ]
+    if channels:
+        out.append(Advance(tuple(c.value for c in channels)))
+    return tuple(out)

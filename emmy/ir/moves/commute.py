@@ -1,0 +1,63 @@
+"""commute: factors that do not depend on the folded axis leave the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from emmy.ir.expr import Expr, Read, axes_of, factors, product
+from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.rewrite import refuse_nest, replace_stages
+from emmy.ir.plan import Plan
+from emmy.ir.program import SUM, Stage
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Commute(Move):
+    """commute(Y): a row scale leaves the contraction, so that it no longer waits for the row's statistic.
+
+    before:  Y[m,n] sum= X[m,k]*r[m]*W[n,k]
+    after:   Y_acc[m,n] sum= X[m,k]*W[n,k];  Y[m,n] = Y_acc[m,n]*r[m]
+    """
+
+    out: str
+    name: ClassVar[str] = "commute"
+    phase: ClassVar[int] = 3
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for s in plan.program.stages:
+            move = cls(plan.launches[0].name, None, s.out)
+            if move.refuse(plan, target) is None:
+                yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan) or refuse_nest(self, plan)
+        if missing:
+            return missing
+        if not plan.program.has_stage(self.out) or plan.program.stage(self.out).monoid != SUM:
+            return f"{self.out} is not a sum"
+        s = plan.program.stage(self.out)
+        free, kept = _parted(s)
+        if not free:
+            return f"all {len(kept)} factors of {self.out} depend on {','.join(s.folded)}"
+        if not kept:
+            return f"no factor of {self.out} depends on {','.join(s.folded)}: nothing would be summed"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        s = plan.program.stage(self.out)
+        free, kept = _parted(s)
+        acc = Stage(f"{s.out}_acc", s.axes, product(kept), s.reduces)
+        scaled = Stage(s.out, s.axes, product((Read(acc.out, acc.axes), *free)), (), s.dtype)
+        return replace_stages(plan, self.launch, (s.out,), (acc, scaled))
+
+
+def _parted(s: Stage) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    """Factors that do not depend on a folded axis, and those that do."""
+    parts = factors(s.body)
+    free = tuple(f for f in parts if not set(axes_of(f)) & set(s.folded))
+    return free, tuple(f for f in parts if f not in free)

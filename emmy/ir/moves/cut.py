@@ -1,0 +1,51 @@
+"""cut: later works of a launch move to a launch of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import Move, Site, put, refuse_path, register
+from emmy.ir.plan import Launch, Plan, Tile
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Cut(Move):
+    """cut(Y): Y and the works after it run in a second launch, which reads what the first one stored.
+
+    before:  k0: C ..., Y = f(C)       after:   k0: C ...        k1: Y = f(C)
+    """
+
+    out: str
+    name: ClassVar[str] = "cut"
+    phase: ClassVar[int] = 8
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            for w in la.tile.works[1:]:
+                move = cls(la.name, None, w.stage)
+                if move.refuse(plan, target) is None:
+                    yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        la = plan.launch(self.launch)
+        stages = [w.stage for w in la.tile.works]
+        if self.out not in stages[1:]:
+            return f"{self.launch} computes {', '.join(stages)}; cut takes one that is not the first, got {self.out}"
+        if la.tile.nest:
+            return f"{self.launch} has {len(la.tile.nest)} loops: cut comes before splits"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        la = plan.launch(self.launch)
+        i = [w.stage for w in la.tile.works].index(self.out)
+        new = Launch(f"k{len(plan.launches)}", Tile(la.tile.works[i:]), (self.launch,))
+        plan = put(plan, la, replace(la.tile, works=la.tile.works[:i]))
+        return replace(plan, launches=(*plan.launches, new))

@@ -1,0 +1,63 @@
+"""fuse: an elementwise stage is written into the stage that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.expr import substitute
+from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.rewrite import refuse_nest, replace_stages
+from emmy.ir.plan import Plan
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Fuse(Move):
+    """fuse(Xn,Y): the elementwise stage Xn is written into its reader Y.
+
+    before:  Xn[m,k] = X[m,k]*r[m]*g[k];  Y[m,n] sum= Xn[m,k]*W[n,k]
+    after:   Y[m,n] sum= X[m,k]*r[m]*g[k]*W[n,k]
+
+    Refuses stages that fold an axis, leave the program, or have another reader.
+    """
+
+    inner: str
+    into: str
+    name: ClassVar[str] = "fuse"
+    phase: ClassVar[int] = 2
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        p = plan.program
+        for s in p.stages:
+            for t in p.stages:
+                move = cls(plan.launches[0].name, None, s.out, t.out)
+                if s.out in t.reads and move.refuse(plan, target) is None:
+                    yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan) or refuse_nest(self, plan)
+        if missing:
+            return missing
+        p = plan.program
+        if not p.has_stage(self.inner) or not p.has_stage(self.into):
+            return f"the program has stages {', '.join(s.out for s in p.stages)}; got {self.inner} and {self.into}"
+        readers = [s.out for s in p.stages if self.inner in s.reads]
+        if readers != [self.into] or self.inner in p.outputs:
+            return f"{self.inner} is read by {', '.join(readers) or 'no stage'}{' and leaves the program' if self.inner in p.outputs else ''}: only {self.into} may read it"
+        if p.stage(self.inner).reduces:
+            return f"{self.inner} folds {','.join(p.stage(self.inner).folded)}; only elementwise stages can be written into a reader"
+        into = p.stage(self.into)
+        return (
+            f"{self.into} folds by {into.monoid.name}, whose lift holds the reads"
+            if into.monoid and into.monoid.lift
+            else None
+        )
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        a, b = plan.program.stage(self.inner), plan.program.stage(self.into)
+        fused = replace(b, body=substitute(b.body, lambda r: a.body if r.value == a.out else r))
+        return replace_stages(plan, self.launch, (a.out, b.out), (fused,))

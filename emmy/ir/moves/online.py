@@ -1,0 +1,101 @@
+"""online: the reductions of a softmax and its weighted sum become one recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.expr import Apply, Axis, Read, parse, substitute
+from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.rewrite import refuse_nest, replace_stages
+from emmy.ir.plan import Plan
+from emmy.ir.program import MAX, SUM, Monoid, Program, Reduce, Stage
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Online(Move):
+    """online(O): maximum, exponential, sum and weighted sum over one axis become one pass.
+
+    before:  M max= A;  P = exp(A - M);  L sum= P;  N sum= P*V;  O = N / L
+    after:   O online_softmax= (A, V)      state (m, l, o); two states meet by rescaling both to the larger maximum
+
+    Source: the online normaliser of Milakov and Gimelshein (2018), with the weighted sum as a third component.
+    """
+
+    out: str
+    name: ClassVar[str] = "online"
+    phase: ClassVar[int] = 1
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            for w in la.tile.works:
+                move = cls(la.name, None, w.stage)
+                if move.refuse(plan, target) is None:
+                    yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan) or refuse_nest(self, plan)
+        if missing:
+            return missing
+        if not plan.program.has_stage(self.out):
+            return f"the program has no stage {self.out}"
+        return (
+            None
+            if _softmax(plan.program, self.out)
+            else f"{self.out} is not a quotient of two sums of one softmax over one axis"
+        )
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        found = _softmax(plan.program, self.out)
+        assert found is not None
+        top, weight, total, weighted = found
+        low = {weight.out: "p", top.out: "m", total.out: "l", weighted.out: "o"}
+        lift = tuple(_rename(s, low) for s in (top, weight, total, weighted))
+        larger = parse("maximum(a_m, b_m)")
+        state = (("m", top.axes), ("l", total.axes), ("o", weighted.axes))
+        combine = (
+            larger,
+            *(parse(f"a_{c} * exp(a_m - maximum(a_m, b_m)) + b_{c} * exp(b_m - maximum(a_m, b_m))") for c in "lo"),
+        )
+        finish = Apply("div", (Axis("o"), Axis("l")))
+        monoid = Monoid("online_softmax", state, (-1e30, 0.0, 0.0), combine, finish, lift)
+        old = plan.program.stage(self.out)
+        new = Stage(self.out, weighted.axes, weighted.body, (Reduce(weighted.folded[0], monoid),), old.dtype)
+        new = replace(new, body=substitute(new.body, lambda r: top.body if r.value == weight.out else r))
+        return replace_stages(plan, self.launch, (top.out, weight.out, total.out, weighted.out, self.out), (new,))
+
+
+def _rename(s: Stage, low: dict[str, str]) -> Stage:
+    return replace(s, out=low[s.out], body=substitute(s.body, lambda r: Read(low.get(r.value, r.value), r.index)))
+
+
+def _softmax(p: Program, out: str) -> tuple[Stage, Stage, Stage, Stage] | None:
+    """(maximum, weights, their sum, weighted sum) of O = N / L, or None when the stages have another form."""
+    body = p.stage(out).body
+    if not (
+        isinstance(body, Apply)
+        and body.fn == "div"
+        and all(isinstance(a, Read) and p.has_stage(a.value) for a in body.args)
+    ):
+        return None
+    weighted, total = (p.stage(a.value) for a in body.args if isinstance(a, Read))
+    if (
+        total.monoid != SUM
+        or weighted.monoid != SUM
+        or total.folded != weighted.folded
+        or not isinstance(total.body, Read)
+    ):
+        return None
+    if not p.has_stage(total.body.value):
+        return None
+    weight = p.stage(total.body.value)
+    tops = [p.stage(v) for v in weight.reads if p.has_stage(v) and p.stage(v).monoid == MAX]
+    if len(tops) != 1 or weight.out not in weighted.reads or tops[0].folded != total.folded:
+        return None
+    top = tops[0]
+    shifted = Apply("exp", (Apply("sub", (top.body, Read(top.out, top.axes))),))
+    return (top, weight, total, weighted) if weight.body == shifted else None

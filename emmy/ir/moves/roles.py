@@ -1,0 +1,155 @@
+"""specialize, persist, pingpong: who fills, who computes, and how tiles are dealt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.plan import Plan, Role
+from emmy.ir.target import Target
+
+_THREADS = 128  # of a warpgroup
+_SETMAXNREG = tuple(
+    range(24, 249, 8)
+)  # PTX ISA: setmaxnreg takes multiples of 8 in 24..256; two registers are kept back
+_PRODUCER, _CONSUMER = (24, 32, 40), (112, 152, 160, 232, 240)
+
+
+@register
+@dataclass(frozen=True)
+class Specialize(Move):
+    """specialize(2,40,232): one producer warpgroup fills every channel, two consumer warpgroups compute.
+
+    before:  every agent fills and computes      after:   role producer warpgroup(1) regs 40: copies
+                                                          role consumer warpgroup(2) regs 232: C
+    """
+
+    agents: Knob
+    producer_regs: Knob
+    consumer_regs: Knob
+    name: ClassVar[str] = "specialize"
+    phase: ClassVar[int] = 45
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            if cls(la.name, None, 1, 24, 112).refuse(plan, target) is None:
+                yield Site(
+                    cls(la.name, None, OPEN, OPEN, OPEN),
+                    (("agents", (1, 2, 3)), ("producer_regs", _PRODUCER), ("consumer_regs", _CONSUMER)),
+                )
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        la = plan.launch(self.launch)
+        if not target.can("setmaxnreg"):
+            return f"{target.name} cannot move registers between warpgroups (setmaxnreg)"
+        if not la.tile.channels or la.tile.roles:
+            return f"{self.launch} has {len(la.tile.channels)} channels and {len(la.tile.roles)} roles: specialize needs channels (stage first) and no roles"
+        wrong = [c.value for c in la.tile.channels if c.transport != "tma"]
+        if wrong:
+            return f"{', '.join(wrong)}: a producer of its own fills by tma only"
+        if isinstance(self.agents, int) and isinstance(self.producer_regs, int) and isinstance(self.consumer_regs, int):
+            for n in (self.producer_regs, self.consumer_regs):
+                if n not in _SETMAXNREG:
+                    return f"{n} registers a thread: multiples of 8 in {_SETMAXNREG[0]}..{_SETMAXNREG[-1]} are allowed"
+            used = _THREADS * (self.producer_regs + self.agents * self.consumer_regs)
+            if used > target.regs_sm:
+                return f"registers {used} against the {target.regs_sm} of a multiprocessor"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        assert (
+            isinstance(self.agents, int) and isinstance(self.producer_regs, int) and isinstance(self.consumer_regs, int)
+        )
+        la = plan.launch(self.launch)
+        works = tuple(w.stage for w in la.tile.works)
+        roles = (
+            Role("producer", 1, "warpgroup", self.producer_regs, ()),
+            Role("consumer", self.agents, "warpgroup", self.consumer_regs, works),
+        )
+        channels = tuple(replace(c, src="producer", dst=("consumer",)) for c in la.tile.channels)
+        return put(plan, la, replace(la.tile, roles=roles, channels=channels))
+
+
+@register
+@dataclass(frozen=True)
+class Persist(Move):
+    """persist(132): 132 blocks walk all tiles.
+
+    before:  k0: grid m:32 n:32  # 1024 blocks      after:   1024 tiles, persistent(132)
+    """
+
+    workers: Knob
+    name: ClassVar[str] = "persist"
+    phase: ClassVar[int] = 46
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            if target.n_sms and cls(la.name, None, target.n_sms).refuse(plan, target) is None:
+                yield Site(cls(la.name, None, OPEN), (("workers", (target.n_sms, 2 * target.n_sms)),))
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        la = plan.launch(self.launch)
+        if la.tile.order.kind != "static":
+            return f"{self.launch} is {la.tile.order.kind} already, with {la.tile.order.workers} workers"
+        if la.tile.n_block_loops == 0 or target.is_cpu:
+            return f"{self.launch} has {la.tile.n_block_loops} loops over blocks on {target.name}: nothing to walk persistently"
+        if isinstance(self.workers, int) and self.workers < 1:
+            return f"{self.workers} workers: at least 1 is needed"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        assert isinstance(self.workers, int)
+        la = plan.launch(self.launch)
+        return put(plan, la, replace(la.tile, order=replace(la.tile.order, kind="persistent", workers=self.workers)))
+
+
+@register
+@dataclass(frozen=True)
+class PingPong(Move):
+    """pingpong(): n consumer warpgroups become n roles of one; role i takes tiles i mod n, a turn token orders their loops.
+
+    before:  role consumer warpgroup(2)      after:   role consumer0 ... takes tiles 0 mod 2;  role consumer1 ... 1 mod 2
+    """
+
+    name: ClassVar[str] = "pingpong"
+    phase: ClassVar[int] = 47
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            move = cls(la.name, None)
+            if move.refuse(plan, target) is None:
+                yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        t = plan.launch(self.launch).tile
+        consumer = next((r for r in t.roles if r.name == "consumer"), None)
+        if consumer is None or consumer.agents < 2:
+            return f"ping-pong needs 2 consumer warpgroups, got {consumer.agents if consumer else 0}"
+        if t.order.kind != "persistent":
+            return f"tiles of {self.launch} are {t.order.kind}: persist first"
+        if any(x.level == "warpgroup" for x in t.nest):
+            return f"{consumer.agents} warpgroups already share one tile"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        la = plan.launch(self.launch)
+        t = la.tile
+        old = next(r for r in t.roles if r.name == "consumer")
+        dealt = tuple(replace(old, name=f"consumer{i}", agents=1, deal=(i, old.agents)) for i in range(old.agents))
+        roles = tuple(r for r in t.roles if r != old) + dealt
+        channels = tuple(replace(c, dst=tuple(r.name for r in dealt)) for c in t.channels)
+        return put(plan, la, replace(t, order=replace(t.order, kind="pingpong"), roles=roles, channels=channels))

@@ -1,0 +1,107 @@
+"""split: cut what is left of an axis into pieces walked at a level of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, full_nest, powers, put, put_work, refuse_path, register
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, axes_walked
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Split(Move):
+    """split(m,core,64): the innermost piece of m is walked in pieces of 64 at `level`; the last piece may be shorter.
+
+    before:  core n:2                 after:   core n:2 m:8
+               C[m,n] sum= ...                   C[m,n] sum= ...
+
+    With a work (k0.S/split(...)) the loop belongs to that work alone. Loops over blocks come first, and only over axes
+    that no work of the launch folds (splitk does that).
+    """
+
+    axis: str
+    level: str
+    step: Knob
+    name: ClassVar[str] = "split"
+    phase: ClassVar[int] = 20
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            if la.tile.channels or any(w.atoms for w in la.tile.works):
+                continue  # a search splits first: a channel's block follows from the loops around it
+            for level in (target.block_level, "serial"):
+                for axis, _ in plan.program.dims:
+                    steps = _steps(plan, la, axis, level, target)
+                    if steps:
+                        yield Site(cls(la.name, None, axis, level, OPEN), (("step", steps),))
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        if isinstance(self.step, int) and not 1 <= self.step <= (
+            size := plan.extent(self._nest(plan), self.axis) if self._has_axis(plan) else 0
+        ):
+            return (
+                f"{self.axis} has {size} left, the step is {self.step}: it must be 1..{size}"
+                if size
+                else f"{self.launch} has no axis {self.axis}"
+            )
+        return self._refuse_place(plan, target)
+
+    def _refuse_place(self, plan: Plan, target: Target) -> str | None:
+        la = plan.launch(self.launch)
+        if not self._has_axis(plan):
+            return f"{self.launch} has no axis {self.axis}; it has {', '.join(a for a, _ in plan.program.dims if _walked(plan, la, a))}"
+        if self.level not in target.loop_levels:
+            return f"{target.name} has no level {self.level}; it has {', '.join(target.loop_levels)}"
+        if self.level in BLOCK_LEVELS:
+            if self.work or any(x.level not in BLOCK_LEVELS for x in la.tile.nest):
+                return (
+                    f"{self.level} loops come first, {self.launch} already has {len(la.tile.nest)} loops inside a block"
+                )
+            folding = [
+                w.stage for w in la.tile.works if not w.combine and self.axis in plan.program.stage(w.stage).folded
+            ]
+            if folding:
+                return f"blocks cannot share {self.axis}, which {folding[0]} folds: splitk({folding[0]},parts) leaves partial states"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        assert isinstance(self.step, int)
+        la, loop = plan.launch(self.launch), Loop(self.axis, self.level, self.step)
+        if self.work:
+            w = la.tile.work(self.work)
+            return put_work(plan, la, replace(w, nest=(*w.nest, loop)))
+        return put(plan, la, replace(la.tile, nest=(*la.tile.nest, loop)))
+
+    def _nest(self, plan: Plan) -> tuple[Loop, ...]:
+        la = plan.launch(self.launch)
+        return full_nest(plan, la, la.tile.work(self.work) if self.work else None)
+
+    def _has_axis(self, plan: Plan) -> bool:
+        la = plan.launch(self.launch)
+        works = [w for w in la.tile.works if self.work in (None, w.stage)]
+        return any(self.axis in axes_walked(plan.program, w) for w in works)
+
+
+def _walked(plan: Plan, la: Launch, axis: str) -> bool:
+    return any(axis in axes_walked(plan.program, w) for w in la.tile.works)
+
+
+def _steps(plan: Plan, la: Launch, axis: str, level: str, target: Target) -> tuple[int, ...]:
+    """Steps worth trying: powers of two, and even shares of the axis rounded up to 8; () where the loop makes no sense."""
+    nest = la.tile.nest
+    if not _walked(plan, la, axis) or any(x.axis == axis and x.level == level for x in nest):
+        return ()
+    if Split(la.name, None, axis, level, OPEN)._refuse_place(plan, target):
+        return ()
+    left = plan.extent(nest, axis)
+    shares = {-(-left // n) for n in (2, 3, 4, 6, 8)} if left > 64 else set()
+    rounded = {-(-s // 8) * 8 for s in shares}
+    return tuple(sorted(s for s in {*powers(16, 4096), *rounded} if s < left and left // s <= 512))

@@ -1,0 +1,95 @@
+"""splitk: blocks share one output tile; a second launch combines their partial states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.plan import Launch, Loop, Plan, Tile, Work, Workspace
+from emmy.ir.program import upper
+from emmy.ir.target import Target
+
+_WORKSPACE_BYTES = 256 << 20
+
+
+@register
+@dataclass(frozen=True)
+class SplitK(Move):
+    """splitk(C,4): four blocks share one output tile; each leaves the monoid's state, a second launch combines and finishes.
+
+    before:  k0: grid m n              after:   k0: grid m n k:4
+                   C ..., Y = f(C)              k1: C = finish(combine over 4 parts), Y = f(C)
+                                                workspace C over k: 4 parts
+
+    The combining order is fixed, so results are repeatable. Refuses when the axis is split already, when channels are
+    placed, or when the partial states exceed the workspace.
+    """
+
+    out: str
+    parts: Knob
+    name: ClassVar[str] = "splitk"
+    phase: ClassVar[int] = 10
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            for w in la.tile.works:
+                s = plan.program.stage(w.stage)
+                if not s.reduces or la.tile.nest:
+                    continue
+                legal = tuple(
+                    p for p in (2, 3, 4, 6, 8, 16) if cls(la.name, None, w.stage, p).refuse(plan, target) is None
+                )
+                if legal:
+                    yield Site(cls(la.name, None, w.stage, OPEN), (("parts", legal),))
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        la = plan.launch(self.launch)
+        w = next((x for x in la.tile.works if x.stage == self.out), None)
+        if w is None or w.combine or not plan.program.stage(self.out).reduces:
+            return f"{self.launch} computes no {self.out} that folds an axis"
+        axis = plan.program.stage(self.out).folded[0]
+        if any(x.axis == axis for x in la.tile.nest) or any(x.level == "serial" for x in la.tile.nest):
+            return f"{self.launch} has {len(la.tile.nest)} loops, one in time or over {axis}: splitk comes before them"
+        if la.tile.channels:
+            return f"{len(la.tile.channels)} channels are placed: splitk comes before stage"
+        return self._refuse_parts(plan, axis)
+
+    def _refuse_parts(self, plan: Plan, axis: str) -> str | None:
+        if not isinstance(self.parts, int):
+            return None
+        size = upper(plan.program.dim(axis))
+        step = -(-size // max(self.parts, 1))
+        if not 2 <= self.parts <= size or -(-size // step) != self.parts:
+            return f"{axis} has {size}, which does not make {self.parts} parts of equal step"
+        s = plan.program.stage(self.out)
+        assert s.monoid is not None
+        need = 0
+        for _, axes in s.monoid.components(s):
+            n = 4 * self.parts
+            for a in axes:
+                n *= upper(plan.program.dim(a))
+            need += n
+        if need > _WORKSPACE_BYTES:
+            return f"{self.parts} partial states take {need} bytes, the workspace has {_WORKSPACE_BYTES}"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        assert isinstance(self.parts, int)
+        la = plan.launch(self.launch)
+        axis = plan.program.stage(self.out).folded[0]
+        i = [w.stage for w in la.tile.works].index(self.out)
+        step = -(-upper(plan.program.dim(axis)) // self.parts)
+        last = Launch(
+            f"k{len(plan.launches)}", Tile((Work(self.out, combine=True), *la.tile.works[i + 1 :])), (self.launch,)
+        )
+        nest = (*la.tile.nest, Loop(axis, target.block_level, step))
+        plan = put(plan, la, replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
+        return replace(
+            plan, launches=(*plan.launches, last), workspaces=(*plan.workspaces, Workspace(self.out, axis, self.parts))
+        )

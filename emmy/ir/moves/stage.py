@@ -1,0 +1,115 @@
+"""stage: a block of an input lives near the work, in a ring of slots that a transport refills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
+from emmy.ir.target import Target
+
+# transport -> (capability the target must have, space the slots live in, default layout)
+TRANSPORTS: dict[str, tuple[str, str, str]] = {
+    "pack": ("pack", "pack", "panel"),
+    "ldg": ("ldg", "smem", "row"),
+    "cp_async": ("cp_async", "smem", "swizzle128"),
+    "tma": ("tma", "smem", "swizzle128"),
+}
+SELF = "all"  # the default role: every agent of the block
+
+
+@register
+@dataclass(frozen=True)
+class Stage(Move):
+    """stage(A,cp_async,3): A's block lives in a ring of 3 slots, refilled by the deepest loop in time over an axis of A.
+
+    before:  serial k:60                          after:   serial k:60
+               C[m,n] sum= A[m,k] * B[n,k]                   A.smem <- A[128,64]  cp_async depth 3
+                                                             C[m,n] sum= ...
+
+    On a CPU `pack` copies the block once per refill into panels that the atom reads with unit stride, zero-padded at
+    ragged edges; it needs no synchronisation. Refuses when the rings exceed the block's memory.
+    """
+
+    value: str
+    transport: str
+    depth: Knob
+    layout: str | None = None
+    name: ClassVar[str] = "stage"
+    phase: ClassVar[int] = 40
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            if any(w.atoms for w in la.tile.works):
+                continue
+            for transport, (capability, _, _) in TRANSPORTS.items():
+                if not target.can(capability):
+                    continue
+                for value in _contracted(plan, la):
+                    depths = (1,) if transport == "pack" else (1, 2, 3, 4, 5, 6)
+                    legal = tuple(
+                        d for d in depths if cls(la.name, None, value, transport, d).refuse(plan, target) is None
+                    )
+                    if legal and transport == "pack":
+                        yield Site(cls(la.name, None, value, transport, 1))
+                    elif legal:
+                        yield Site(cls(la.name, None, value, transport, OPEN), (("depth", legal),))
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        la, p = plan.launch(self.launch), plan.program
+        inputs = [v.name for v in p.inputs if any(v.name in p.stage(w.stage).reads for w in la.tile.works)]
+        if self.value not in inputs:
+            return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(inputs)}"
+        if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
+            known = [t for t, (c, _, _) in TRANSPORTS.items() if target.can(c)]
+            return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
+        if la.tile.channel(self.value):
+            return f"{self.value} is staged already, with depth {la.tile.channel(self.value).depth}"  # type: ignore[union-attr]
+        at = self._at(plan, la)
+        if isinstance(self.depth, int):
+            if self.depth < 1 or (self.depth > 1 and (at < 0 or la.tile.nest[at].level in BLOCK_LEVELS)):
+                return f"{self.value} is filled once a tile: depth {self.depth} against 1"
+            if self.depth > 1 and self.transport == "pack":
+                return f"pack is not asynchronous: depth {self.depth} against 1"
+            return self._refuse_memory(plan, la, target)
+        return None
+
+    def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
+        new = self._channel(plan, la)
+        rings = [c for c in (*la.tile.channels, new) if (c.transport == "pack") == (self.transport == "pack")]
+        used = sum(c.depth * plan.slot_bytes(la.tile, c) for c in rings)
+        if used > target.tile_bytes:
+            return f"{self.value}: the rings take {used} bytes of the {target.tile_bytes} a block of {target.name} has"
+        return None
+
+    def _at(self, plan: Plan, la: Launch) -> int:
+        axes = plan.program.value(self.value).axes
+        in_time = [i for i, x in enumerate(la.tile.nest) if x.axis in axes and x.level in (*BLOCK_LEVELS, "serial")]
+        return max(in_time, default=-1)
+
+    def _channel(self, plan: Plan, la: Launch) -> Channel:
+        assert isinstance(self.depth, int)
+        layout = self.layout or TRANSPORTS[self.transport][2]
+        return Channel(self.value, SELF, (SELF,), self.depth, self.transport, layout, self._at(plan, la))
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        la = plan.launch(self.launch)
+        c = self._channel(plan, la)
+        place = Placement(self.value, "pack" if self.transport == "pack" else "smem", c.layout)
+        return put(plan, la, replace(la.tile, channels=(*la.tile.channels, c), placements=(*la.tile.placements, place)))
+
+
+def _contracted(plan: Plan, la: Launch) -> tuple[str, ...]:
+    """Inputs read by a work that folds an axis: the ones read more than once."""
+    p, found = plan.program, []
+    for w in la.tile.works:
+        s = p.stage(w.stage)
+        if s.reduces and not w.combine:
+            found += [v for v in s.reads if p.is_input(v)]
+    return tuple(dict.fromkeys(found))
