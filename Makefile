@@ -4,8 +4,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# Unpinned, torch comes with 5 GB of CUDA libraries that nothing here uses.
+PIP_ARGS ?=
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
+# The version the tests ran on. Where the package index has its CPU build (2.13.0+cpu), pip prefers that, and saves 5 GB.
 TORCH := torch==2.13.0
 
 OP ?= matmul:512x1024x3840:f32
@@ -44,13 +45,15 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11. Name a newer one: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@for cc in gcc g++; do command -v $$cc >/dev/null || { echo "$$cc is not installed" >&2; exit 2; }; done
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.tune: $(VENV)/.python pyproject.toml
-	$(PIP) -e '.[tune,torch]' '$(TORCH)'
+	@echo "Installing Emmy with the tuner into $(VENV): about a minute and 1.4 GB"
+	@$(PIP) -e '.[tune,torch]' '$(TORCH)'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.tune
-	$(PIP) -e '.[tune,torch,dev]'
+	@echo "Installing the development tools into $(VENV)"
+	@$(PIP) -e '.[tune,torch,dev]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""What a strategy may know of a search space: a tree of named decisions whose leaves are points. Nothing of ops or devices.
+"""What a strategy may know of a search space: a tree of named decisions with points as leaves. No ops, no devices.
 
 Two spaces implement it: `ScheduleSpace` (moves and knobs of an op on a target) and `RecordedSpace` (a measured table).
 A strategy that works on one works on the other, so strategies are compared offline on recorded spaces.
@@ -6,8 +6,9 @@ A strategy that works on one works on the other, so strategies are compared offl
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Iterator, Protocol, Sequence
+from typing import Protocol
 
 import numpy as np
 

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol, Sequence
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -26,7 +27,9 @@ class Strategy(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, space: Space, *, seed: int = 0, model: Ranker | None = None, known: Sequence[Trial] = ()) -> None:
+    def __init__(
+        self, space: Space, *, seed: int = 0, model: Ranker | None = None, known: Sequence[Trial] = ()
+    ) -> None:
         self.space, self.seed, self.model, self.known = space, seed, model, tuple(known)
 
     @abstractmethod
