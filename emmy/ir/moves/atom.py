@@ -35,6 +35,8 @@ class BindAtom(Move):
     inner: str | None = None
     name: ClassVar[str] = "atom"
     phase: ClassVar[int] = 50
+    commutes: ClassVar[bool] = True
+    mandatory: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
@@ -47,7 +49,7 @@ class BindAtom(Move):
 
     @classmethod
     def _site(cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind) -> Site | None:
-        if w.atoms or w.combine or not plan.program.stage(w.stage).reduces:
+        if w.atoms or w.combine or not target.can(kind.capability) or not plan.program.stage(w.stage).reduces:
             return None
         domains = kind.domains(target)
         values = {n: (d[0] if len(d) == 1 else OPEN) for n, d in domains.items()}

@@ -39,6 +39,8 @@ class Move(ABC):
 
     name: ClassVar[str]
     phase: ClassVar[int]  # a search applies moves in ascending phase, so that one plan has few spellings
+    commutes: ClassVar[bool] = False  # the order among moves of this kind does not matter: a search sorts them
+    mandatory: ClassVar[bool] = False  # a search does not stop while this move has a site
 
     @classmethod
     @abstractmethod

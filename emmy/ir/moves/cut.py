@@ -22,6 +22,7 @@ class Cut(Move):
     out: str
     name: ClassVar[str] = "cut"
     phase: ClassVar[int] = 8
+    commutes: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:

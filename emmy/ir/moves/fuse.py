@@ -28,6 +28,7 @@ class Fuse(Move):
     into: str
     name: ClassVar[str] = "fuse"
     phase: ClassVar[int] = 2
+    commutes: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:

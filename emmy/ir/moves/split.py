@@ -34,7 +34,8 @@ class Split(Move):
         for la in plan.launches:
             if la.tile.channels or any(w.atoms for w in la.tile.works):
                 continue  # a search splits first: a channel's block follows from the loops around it
-            for level in (target.block_level, "serial"):
+            folds = any(plan.program.stage(w.stage).reduces and not w.combine for w in la.tile.works)
+            for level in (target.block_level, "serial") if folds else (target.block_level,):  # reuse pays for loops in time
                 for axis, _ in plan.program.dims:
                     steps = _steps(plan, la, axis, level, target)
                     if steps:

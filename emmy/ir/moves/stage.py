@@ -39,6 +39,7 @@ class Stage(Move):
     layout: str | None = None
     name: ClassVar[str] = "stage"
     phase: ClassVar[int] = 40
+    commutes: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:

@@ -24,6 +24,7 @@ class Unroll(Move):
     factor: Knob
     name: ClassVar[str] = "unroll"
     phase: ClassVar[int] = 60
+    commutes: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:

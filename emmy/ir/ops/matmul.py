@@ -94,7 +94,7 @@ class Matmul(Op):
 
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
         x = {v.name: decode(inputs[v.name], v.dtype) for v in self.program().inputs}
-        y: Array = x["A"] @ (x["B"] if self.layout == "kn" else x["B"].T)
+        y = np.asarray(x["A"] @ (x["B"] if self.layout == "kn" else x["B"].T), dtype=np.float64)
         for e in self.epilogue:
             match e:
                 case "bias":

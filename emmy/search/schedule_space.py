@@ -1,0 +1,303 @@
+"""The space of an op's schedules on a target, as a tree of decisions: first which moves, then their knobs.
+
+The upper tree walks skeletons: each decision picks one more move (knobs open) among the sites the moves list, or `done`.
+The lower tree fills the knobs in order; each domain follows from the plan as filled so far. Nothing here knows a move.
+"""
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from emmy.costmodel.features import feature_names, features
+from emmy.errors import EmmyError, PlanError
+from emmy.ir.moves import MOVES, Move, Site
+from emmy.ir.ops import Op
+from emmy.ir.plan import Plan
+from emmy.ir.schedule import format_schedule, parse_schedule, replay
+from emmy.ir.target import Target
+from emmy.search.space import Decision, Node, Point, Value
+
+DONE = "done"
+_LISTABLE = 4000
+_LONGEST = 24  # moves; a guard against a move that offers itself for ever
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """A node: the skeleton's moves, the same moves filled (chosen values, defaults where open), and how far we are."""
+
+    skeleton: tuple[Move, ...]
+    filled: tuple[Move, ...]
+    closed: bool  # no more moves: knobs are being chosen
+    knobs: tuple[tuple[str, Value], ...]  # chosen so far, by decision name
+    key: str
+    choices: tuple[tuple[str, Value], ...]
+    decision: Decision | None
+
+
+class ScheduleSpace:
+    """Points are schedules, keyed by their text. Feature rows are `emmy.costmodel.features` of the replayed plan."""
+
+    def __init__(self, op: Op, target: Target) -> None:
+        self.op, self.target, self.program = op, target, op.program()
+        self.name = f"{op.key} on {target.name}"
+        self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
+        self._domains: tuple[Decision, ...] | None = None
+
+    # ------------------------------------------------------------ the tree
+    def root(self) -> Node:
+        return self._structure((), (), ())
+
+    def child(self, node: Node, value: Value) -> Node:
+        assert isinstance(node, _Tree) and node.decision is not None
+        choices = (*node.choices, (node.decision.name, value))
+        if node.closed:
+            return self._knob(node.skeleton, node.filled, (*node.knobs, (node.decision.name, value)), choices)
+        if value == DONE:
+            return self._knob(node.skeleton, (), (), choices)
+        site = next(s for s in self._legal(node.skeleton, node.filled) if str(s.move) == value)
+        default = _first_legal(site, self._plan(node.filled), self.target)
+        return self._structure((*node.skeleton, site.move), (*node.filled, default), choices)
+
+    def point(self, leaf: Node) -> Point:
+        assert isinstance(leaf, _Tree) and leaf.decision is None
+        return Point(format_schedule(leaf.filled), leaf.choices)
+
+    def _structure(self, skeleton: tuple[Move, ...], filled: tuple[Move, ...], choices: tuple[tuple[str, Value], ...]) -> _Tree:
+        legal = self._legal(skeleton, filled) if len(skeleton) < _LONGEST else ()
+        values = tuple(str(s.move) for s in legal)
+        if not any(s.move.mandatory for s in legal):
+            values = (*values, DONE)
+        decision = Decision(f"move {len(skeleton)}", values, ordered=False)
+        return _Tree(skeleton, filled, False, (), format_schedule(skeleton), choices, decision)
+
+    def _knob(
+        self,
+        skeleton: tuple[Move, ...],
+        filled: tuple[Move, ...],
+        knobs: tuple[tuple[str, Value], ...],
+        choices: tuple[tuple[str, Value], ...],
+    ) -> _Tree:
+        """The node at the next open knob; `filled` holds the moves before it."""
+        chosen = dict(knobs)
+        done = list(filled)
+        for move in skeleton[len(done) :]:
+            for knob in move.knobs:
+                name = f"{move}" + (f" {knob}" if len(move.knobs) > 1 else "")
+                if name not in chosen:
+                    values = self._knob_values(tuple(done), move, knob, chosen)
+                    return self._at(skeleton, tuple(done), knobs, choices, Decision(name, values))
+            done.append(_filled(move, chosen))
+        full = tuple(done)
+        try:
+            self._plan(full)
+        except PlanError:  # the last values made a later move without knobs illegal
+            return self._at(skeleton, full, knobs, choices, Decision("dead end", ()))
+        return self._at(skeleton, full, knobs, choices, None)
+
+    def _at(
+        self,
+        skeleton: tuple[Move, ...],
+        filled: tuple[Move, ...],
+        knobs: tuple[tuple[str, Value], ...],
+        choices: tuple[tuple[str, Value], ...],
+        decision: Decision | None,
+    ) -> _Tree:
+        key = f"{format_schedule(skeleton)} | {', '.join(f'{n}={v}' for n, v in knobs)}"
+        return _Tree(skeleton, filled, True, knobs, key, choices, decision)
+
+    # ------------------------------------------------------------ legality
+    def _plan(self, moves: tuple[Move, ...]) -> Plan:
+        return replay(self.program, moves, self.target)
+
+    def _sites(self, filled: tuple[Move, ...]) -> tuple[Site, ...]:
+        """Every site on the plan that `filled` makes."""
+        if filled not in self._sites_of:
+            plan = self._plan(filled)
+            found = [s for cls in MOVES.values() for s in cls.sites(plan, self.target)]
+            self._sites_of[filled] = tuple(sorted(found, key=lambda s: (s.move.phase, str(s.move))))
+        return self._sites_of[filled]
+
+    def _legal(self, skeleton: tuple[Move, ...], filled: tuple[Move, ...]) -> tuple[Site, ...]:
+        """Sites a search goes on with: phases ascend, and moves whose order does not matter are sorted."""
+        sites = self._sites(filled)
+        if not skeleton:
+            return sites
+        last = skeleton[-1]
+        after = [s for s in sites if s.move.phase >= last.phase]
+        return tuple(
+            s for s in after if s.move.phase > last.phase or not s.move.commutes or str(s.move) > str(last)
+        )
+
+    def _knob_values(self, done: tuple[Move, ...], move: Move, knob: str, chosen: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Values of a knob with which the move can still become legal on the plan as filled so far."""
+        try:
+            plan = self._plan(done)
+        except PlanError:
+            return ()
+        site = next((s for s in self._sites(done) if s.move == move), None)
+        if site is None:
+            return ()
+        domains = dict(site.domains)
+        later = move.knobs[move.knobs.index(knob) + 1 :]
+        partial = _filled(move, chosen)
+
+        def works(value: int) -> bool:
+            options = product(*(domains[n] for n in later))
+            fills = ({knob: value, **dict(zip(later, o, strict=True))} for o in options)
+            return any(partial.fill(f).refuse(plan, self.target) is None for f in fills)
+
+        return tuple(v for v in domains[knob] if works(v))
+
+    # ------------------------------------------------------------ the space as a whole
+    def domains(self) -> tuple[Decision, ...]:
+        """Decisions met on a fixed sample of walks, with the union of their values: what flat samplers choose from."""
+        if self._domains is None:
+            rng, seen = random.Random(0), dict[str, dict[Value, None]]()
+            for _ in range(200):
+                node = self.root()
+                while node.decision is not None and node.decision.values:
+                    seen.setdefault(node.decision.name, {}).update(dict.fromkeys(node.decision.values))
+                    node = self.child(node, rng.choice(node.decision.values))
+            ordered = {n: all(isinstance(v, int) for v in vs) for n, vs in seen.items()}
+            self._domains = tuple(
+                Decision(n, tuple(sorted(vs)) if ordered[n] else tuple(sorted(vs, key=str)), ordered[n])  # type: ignore[type-var]
+                for n, vs in seen.items()
+            )
+        return self._domains
+
+    def size(self, limit: int) -> int | None:
+        """Exact when small; None beyond `limit` or beyond what is cheap to list (each point is replayed)."""
+        most = min(limit, _LISTABLE)
+        if self._estimate() > 8 * most:
+            return None
+        count = sum(1 for _ in islice(self.points(), most + 1))
+        return count if count <= most else None
+
+    def _estimate(self) -> float:
+        """Expected number of points: mean product of the branching factors along random walks (Knuth 1975)."""
+        rng, total, walks = random.Random(1), 0.0, 40
+        for _ in range(walks):
+            node, weight = self.root(), 1.0
+            while node.decision is not None and node.decision.values:
+                weight *= len(node.decision.values)
+                node = self.child(node, rng.choice(node.decision.values))
+            total += weight if node.decision is None else 0.0
+        return total / walks
+
+    def points(self) -> Iterator[Point]:
+        stack = [self.root()]
+        while stack:
+            here = stack.pop()
+            if here.decision is None:
+                yield self.point(here)
+            else:
+                stack.extend(self.child(here, v) for v in reversed(here.decision.values))
+
+    def sample(self, rng: random.Random) -> Point:
+        """A random walk, uniform over the choices at each decision; walks into dead ends are repeated."""
+        for _ in range(1000):
+            node = self.root()
+            while node.decision is not None and node.decision.values:
+                node = self.child(node, rng.choice(node.decision.values))
+            if node.decision is None:
+                return self.point(node)
+        raise PlanError(f"{self.name}: 1000 random walks ended in dead ends; `emmy explain` shows what each move refuses")
+
+    def default(self) -> Point:
+        """A plain schedule that the target can surely run: outputs in blocks over the cores, operands staged, one atom."""
+        node = self.root()
+        while node.decision is not None:
+            if not node.decision.values:
+                raise PlanError(f"{self.name}: the default walk ends at {node.key!r}, where every move refuses")
+            node = self.child(node, self._prefer(node.decision))
+        return self.point(node)
+
+    def _prefer(self, d: Decision) -> Value:
+        """Split outputs over blocks and folded axes in time, stage all that can be, one atom; sizes near 256 and the middle."""
+        if d.ordered:
+            near = 256 if "/split(" in d.name else d.values[(len(d.values) - 1) // 2]
+            return min(d.values, key=lambda v: abs(int(v) - int(near)))
+        folded = {a for s in self.program.stages for a in s.folded}
+        loops = (f"({a},serial," for a in folded)
+        wanted = (f",{self.target.block_level},", *loops, "/stage(", "/atom(fma", "/atom(")
+        for mark in wanted:
+            found = next((v for v in d.values if mark in str(v)), None)
+            if found is not None and not (mark == "/stage(" and "ldg" in str(found)):
+                return found
+        return DONE if DONE in d.values else d.values[0]
+
+    def locate(self, schedule: str) -> Point | None:
+        """The point whose key is `schedule`, or None when the tree does not reach it (another Emmy wrote it)."""
+        try:
+            moves = parse_schedule(schedule)
+        except EmmyError:
+            return None
+        node = self.root()
+        skeleton = iter([*moves, None])
+        while node.decision is not None:
+            assert isinstance(node, _Tree)
+            values = node.decision.values
+            if node.closed:
+                value = _knob_of(node, moves)
+            else:
+                move = next(skeleton)
+                value = DONE if move is None else next((v for v in values if _opens_to(str(v), move)), None)
+            if value is None or value not in values:
+                return None
+            node = self.child(node, value)
+        found = self.point(node)
+        return found if found.key == schedule else None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return feature_names()
+
+    def features(self, points: Sequence[Point]) -> np.ndarray:
+        rows = [features(self.op, replay(self.program, p.key, self.target), self.target) for p in points]
+        return np.asarray(rows, dtype=np.float64).reshape(len(points), len(self.feature_names))
+
+
+def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:
+    """The move with the knobs set that `chosen` names."""
+    many = len(move.knobs) > 1
+    values = {k: chosen[name] for k in move.knobs if (name := f"{move}" + (f" {k}" if many else "")) in chosen}
+    return move.fill({k: int(v) for k, v in values.items()})
+
+
+def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
+    """The site's move with values near the middle of its domains that are legal together."""
+    options = product(*(_from_middle(d) for _, d in site.domains))
+    names = [n for n, _ in site.domains]
+    for values in options:
+        move = site.move.fill(dict(zip(names, values, strict=True)))
+        if move.refuse(plan, target) is None:
+            return move
+    raise PlanError(f"{site.move}: no values in {site.domains} are legal together")
+
+
+def _from_middle(domain: tuple[int, ...]) -> list[int]:
+    middle = (len(domain) - 1) / 2
+    return [domain[i] for i in sorted(range(len(domain)), key=lambda i: abs(i - middle))]
+
+
+def _opens_to(skeleton: str, move: Move) -> bool:
+    """True when `move` is the skeleton's move with its knobs filled."""
+    opened = parse_schedule(skeleton)[0]
+    values = dict(move.arguments)
+    return type(opened) is type(move) and opened.fill({k: values[k] for k in opened.knobs}) == move  # type: ignore[misc]
+
+
+def _knob_of(node: _Tree, moves: Sequence[Move]) -> Value | None:
+    """The value that `moves` gives the knob being decided at `node`."""
+    assert node.decision is not None
+    for opened, move in zip(node.skeleton, moves, strict=False):
+        for knob in opened.knobs:
+            if node.decision.name in (f"{opened}", f"{opened} {knob}"):
+                value = dict(move.arguments)[knob]
+                return value if isinstance(value, int) else None
+    return None
