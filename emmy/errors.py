@@ -2,6 +2,7 @@
 
 Expected refusals (a move that is illegal at a site) are values, not exceptions; see `emmy.ir.moves`.
 """
+
 from __future__ import annotations
 
 

@@ -1,16 +1,18 @@
 """What a measurement is, as a row. Plain frozen data with a JSON form; must not know how rows are made or stored.
 
-A row holds everything needed to judge it later: what ran (op, schedule, source digest), where (device, driver, toolkit),
+A row holds all that is needed to judge it: what ran (op, schedule, source digest), where (device, driver, toolkit),
 how (protocol, clocks, load), and what came out (status, all samples in microseconds, error norm).
 """
+
 from __future__ import annotations
 
 import json
 import math
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime, timezone
-from typing import Literal, Mapping, get_args
+from datetime import UTC, datetime
+from typing import Literal, get_args
 
 from emmy.errors import DataError
 
@@ -134,4 +136,4 @@ def new_id() -> str:
 
 def now_utc() -> str:
     """The present time as ISO 8601 in UTC, to the millisecond."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

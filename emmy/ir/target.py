@@ -107,10 +107,6 @@ class Target:
             return 0
         return 32 if self.isa == "avx512" or "neon" in self.capabilities else 16
 
-    def level(self, name: str) -> Level | None:
-        """The level of that name, or None when the device has none such."""
-        return next((level for level in self.levels if level.name == name), None)
-
 
 @cache
 def load_target(name: str) -> Target:
