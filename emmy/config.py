@@ -2,6 +2,7 @@
 
 Every variable is listed in `VARIABLES`; a bad value raises UsageError rather than being ignored.
 """
+
 from __future__ import annotations
 
 import os

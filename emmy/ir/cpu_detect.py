@@ -2,6 +2,7 @@
 
 Where a figure cannot be read (macOS, a container without /sys) a stated assumption stands in, and `sources` says so.
 """
+
 from __future__ import annotations
 
 import os

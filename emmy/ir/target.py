@@ -3,6 +3,7 @@
 A GPU is one TOML of product figures under `targets/`, on top of one TOML per compute capability under `targets/arch/`.
 `cpu` is detected on this machine; `cpu-avx2` and `cpu-portable` are that machine kept to fewer instructions.
 """
+
 from __future__ import annotations
 
 import difflib

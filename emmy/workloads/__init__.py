@@ -1,4 +1,5 @@
 """What is worth tuning: named sets of cases, and recorded spaces to try a search on."""
+
 from emmy.workloads.gemma4_12b import Case
 from emmy.workloads.sets import load, op_texts
 

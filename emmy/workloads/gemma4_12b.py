@@ -2,6 +2,7 @@
 
 The shapes and the published times come from `gemma4_12b.json`, which says what they are and what they are not.
 """
+
 from __future__ import annotations
 
 import json

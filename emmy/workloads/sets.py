@@ -1,4 +1,5 @@
 """Named sets of cases: `@gemma4-12b` is all of them, `@gemma4-12b/q_proj*` those whose id matches. Knows no device."""
+
 from __future__ import annotations
 
 import difflib

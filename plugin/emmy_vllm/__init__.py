@@ -2,6 +2,7 @@
 
 vLLM calls `register` in every process it starts, more than once in some, whether or not Emmy is wanted there.
 """
+
 from __future__ import annotations
 
 import logging

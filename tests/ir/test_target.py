@@ -1,4 +1,5 @@
 """Targets: the figures agree with each other and name their sources; the CPU is read from what systems really show."""
+
 from __future__ import annotations
 
 import os

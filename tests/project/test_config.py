@@ -1,4 +1,5 @@
 """The environment: every variable has its stated effect, and nonsense is refused."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 """The vLLM plugin as it is today: found by vLLM, cheap to import, and without effect."""
+
 from __future__ import annotations
 
 import subprocess

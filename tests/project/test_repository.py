@@ -1,4 +1,5 @@
 """What the repository promises about itself: reasons for its dependencies, a wheel that works, explained modules."""
+
 from __future__ import annotations
 
 import ast

@@ -1,4 +1,5 @@
 """The catalogue of Gemma-4-12B: complete, consistent with the model's sizes, and readable by the op parser."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,4 +1,5 @@
 """The recorded spaces: complete, unchanged by the conversion, and refused when misnamed."""
+
 from __future__ import annotations
 
 import numpy as np

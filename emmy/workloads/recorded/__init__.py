@@ -2,6 +2,7 @@
 
 Where the tables come from and under which licence: README.md and LICENSE beside this file.
 """
+
 from __future__ import annotations
 
 import difflib
