@@ -1,0 +1,305 @@
+"""A plan on a target as numbers for the cost model, before anything is compiled. Computed from the IR, never stored.
+
+Most are ratios (a tile's share of a cache, work an element, iterations against registers), because ratios carry over to
+other shapes and devices where raw figures only name the device. Logarithms are base 2. NaN = does not apply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, log2, nan, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.costmodel.traffic import LoopNest, Operand, steps
+from emmy.ir.dtype import size_bytes
+from emmy.ir.expr import Read, factors
+from emmy.ir.ops.op import Op
+from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
+from emmy.ir.program import upper
+from emmy.ir.roofline import roofline_us
+from emmy.ir.target import Target
+
+# Raise it whenever a feature's meaning changes under the same name; a test holds the values of known plans.
+VERSION = 1
+
+ROOF = "log2_roof_us"
+NAMES: tuple[str, ...] = (
+    # the problem
+    "log2_m", "log2_n", "log2_k", "log2_flops", "log2_intensity", ROOF, "log2_compute_over_dram", "element_bytes",
+    "b_along_k", "n_stages", "threads",
+    # launches and blocks
+    "n_launches", "n_works", "workspace_share", "log2_blocks", "blocks_per_unit", "tail_idle", "log2_block_m",
+    "log2_block_n", "log2_block_k",
+    # loops in time
+    "n_serial", "order_code", "k_depth", "log2_tile_m", "log2_tile_n", "log2_tile_k",
+    # shares of the caches
+    "tile_of_near", "tile_of_mid", "block_of_mid", "block_of_far", "a_tile_of_near", "b_tile_of_near", "b_tile_of_mid",
+    "a_sliver_of_near", "b_sliver_of_near",
+    # flops a byte that passes a cache
+    "intensity_near", "intensity_mid", "intensity_far", "sums_moved",
+    # the innermost tile
+    "is_fma", "is_dot", "is_mma", "is_wgmma", "atom_m", "atom_n", "vector_share", "sums", "sums_of_registers",
+    "loads_per_fma", "unroll", "log2_steps",
+    # padding
+    "waste_m", "waste_n", "waste_k",
+    # staging
+    "a_staged", "b_staged", "depth", "log2_staged_per_flop", "a_repeats", "b_repeats", "staged_of_tile_memory",
+    "a_stride_zeros", "b_stride_zeros",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSet:
+    """Names in column order, and a digest that differs whenever a model trained on others must not be used."""
+
+    names: tuple[str, ...]
+    digest: str
+
+
+@cache
+def feature_set() -> FeatureSet:
+    """The features this Emmy computes."""
+    digest = hashlib.sha256("\n".join((str(VERSION), *NAMES)).encode()).hexdigest()[:16]
+    return FeatureSet(NAMES, digest)
+
+
+def feature_matrix(op: Op, plans: Sequence[Plan], target: Target, threads: int = 0) -> NDArray[np.float64]:
+    """float64 [len(plans), n_features]; `threads` as in `roofline_us`: 0 = all cores."""
+    rows = [plan_features(op, plan, target, threads) for plan in plans]
+    return np.stack(rows) if rows else np.empty((0, len(NAMES)))
+
+
+def plan_features(op: Op, plan: Plan, target: Target, threads: int = 0) -> NDArray[np.float64]:
+    """float64 [n_features] of one plan; columns follow `NAMES`."""
+    launch, work = dominant_work(plan)
+    view = _View(op, plan, target, threads or target.cores or 1, launch, work)
+    values = {
+        **_problem(view),
+        **_blocks(view),
+        **_loops(view),
+        **_caches(view),
+        **_atom(view),
+        **_padding(view),
+        **_staging(view),
+    }
+    return np.array([values[name] for name in NAMES], dtype=np.float64)
+
+
+def dominant_work(plan: Plan) -> tuple[Launch, Work]:
+    """The work with the most iterations, the first of equals: the contraction, where there is one."""
+    best: tuple[float, Launch, Work] | None = None
+    for launch in plan.launches:
+        for work in launch.tile.works:
+            stage = plan.program.stage(work.stage)
+            axes = stage.axes if work.combine else stage.every
+            size = float(prod(upper(plan.program.dim(a)) for a in axes))
+            if best is None or size > best[0]:
+                best = (size, launch, work)
+    assert best is not None, "a plan has a work"
+    return best[1], best[2]
+
+
+class _View:
+    """One plan as the feature groups need it: the dominant work's axes by role, its operands and its loops."""
+
+    def __init__(self, op: Op, plan: Plan, target: Target, threads: int, launch: Launch, work: Work) -> None:
+        self.plan, self.target, self.threads, self.cost = plan, target, threads, op.work()
+        self.launch, self.tile, self.work = launch, launch.tile, work
+        self.stage = plan.program.stage(work.stage)
+        self.nest = LoopNest(plan, launch.tile, work)
+        own = self.stage.axes
+        self.role: dict[str, str] = {}  # "m", "n", "k" -> axis
+        if own:
+            self.role["n"] = own[-1]
+        if len(own) > 1:
+            self.role["m"] = own[-2]
+        if self.stage.folded and not work.combine:
+            self.role["k"] = self.stage.folded[-1]
+        named = {o.name: o for o in self.nest.operands}
+        reads = [named[f.value] for f in factors(self.stage.body) if isinstance(f, Read)]
+        reads = reads or list(self.nest.operands[:-1])
+        self.a: Operand | None = reads[0] if reads else None
+        self.b: Operand | None = reads[1] if len(reads) > 1 else None
+        self.tile_depth = sum(x.axis in self.nest.axes for x in self.tile.nest)
+        self.block_depth = sum(x.axis in self.nest.axes for x in self.tile.nest[: self.tile.n_block_loops])
+        self.atom = next((a for a in work.atoms if a.stage == work.stage), work.atoms[0] if work.atoms else None)
+        cpu = target.is_cpu
+        # near: what feeds the arithmetic; mid: one agent's share of the next level; far: of the last one.
+        self.near = float(target.l1d_bytes if cpu else target.smem_block_bytes)
+        self.mid = float(target.l2_bytes if cpu else target.l2_bytes / max(target.n_sms, 1))
+        self.far = float(target.l3_bytes / self.threads if cpu else target.l2_bytes)
+
+    def extent(self, depth: int, role: str) -> int:
+        return self.nest.extent(depth, self.role[role]) if role in self.role else 1
+
+
+def _log(x: float) -> float:
+    return log2(x) if x > 0 else nan
+
+
+def _problem(v: _View) -> Mapping[str, float]:
+    work, program = v.cost, v.plan.program
+    dtype = program.inputs[0].dtype
+    roof = roofline_us(work, v.target, dtype, v.threads)
+    b_axes = v.b.axes if v.b else ()
+    return {
+        "log2_m": _log(v.extent(0, "m")),
+        "log2_n": _log(v.extent(0, "n")),
+        "log2_k": _log(v.extent(0, "k")),
+        "log2_flops": _log(work.flops),
+        "log2_intensity": _log(work.intensity),
+        ROOF: _log(roof.time_us),
+        "log2_compute_over_dram": _log(roof.compute_us / roof.dram_us),
+        "element_bytes": float(size_bytes(dtype)),
+        "b_along_k": float(bool(b_axes) and b_axes[-1] == v.role.get("k")),
+        "n_stages": float(len(program.stages)),
+        "threads": float(v.threads),
+    }
+
+
+def _blocks(v: _View) -> Mapping[str, float]:
+    blocks = prod(v.plan.count(v.tile.nest, i) for i in range(v.tile.n_block_loops))
+    units = v.threads if v.target.is_cpu else max(v.target.n_sms, 1)
+    if v.tile.order.kind != "static" and v.tile.order.workers:
+        units = min(units, v.tile.order.workers)
+    waves = ceil(blocks / units)
+    state = sum(
+        4.0 * w.parts * prod(upper(v.plan.program.dim(a)) for a in v.plan.program.stage(w.value).axes)
+        for w in v.plan.workspaces
+    )
+    return {
+        "n_launches": float(len(v.plan.launches)),
+        "n_works": float(len(v.tile.works)),
+        "workspace_share": state / v.cost.bytes,
+        "log2_blocks": _log(blocks),
+        "blocks_per_unit": blocks / units,
+        "tail_idle": 1.0 - blocks / (waves * units),
+        "log2_block_m": _log(v.extent(v.block_depth, "m")),
+        "log2_block_n": _log(v.extent(v.block_depth, "n")),
+        "log2_block_k": _log(v.extent(v.block_depth, "k")),
+    }
+
+
+def _loops(v: _View) -> Mapping[str, float]:
+    """`order_code` reads as digits, outermost first: 1 m, 2 n, 3 k, 4 another axis."""
+    digit = {axis: {"m": 1, "n": 2, "k": 3}[role] for role, axis in v.role.items()}
+    serial = [digit.get(x.axis, 4) for x in v.tile.nest if x.level not in BLOCK_LEVELS]
+    code = 0
+    for d in serial[:6]:
+        code = code * 5 + d
+    return {
+        "n_serial": float(len(serial)),
+        "order_code": float(code),
+        "k_depth": float(serial.index(3)) if 3 in serial else nan,
+        "log2_tile_m": _log(v.extent(v.tile_depth, "m")),
+        "log2_tile_n": _log(v.extent(v.tile_depth, "n")),
+        "log2_tile_k": _log(v.extent(v.tile_depth, "k")),
+    }
+
+
+def _caches(v: _View) -> Mapping[str, float]:
+    tile, block = v.nest.footprint(v.tile_depth), v.nest.footprint(v.block_depth)
+    a = v.nest.block_bytes(v.a, v.tile_depth) if v.a else nan
+    b = v.nest.block_bytes(v.b, v.tile_depth) if v.b else nan
+    k = v.extent(v.tile_depth, "k")
+    out = {
+        "tile_of_near": _log(tile / v.near),
+        "tile_of_mid": _log(tile / v.mid),
+        "block_of_mid": _log(block / v.mid),
+        "block_of_far": _log(block / v.far),
+        "a_tile_of_near": _log(a / v.near),
+        "b_tile_of_near": _log(b / v.near),
+        "b_tile_of_mid": _log(b / v.mid),
+        "a_sliver_of_near": _log(k * v.atom.m * v.a.element_bytes / v.near) if v.atom and v.a else nan,
+        "b_sliver_of_near": _log(k * v.atom.n * v.b.element_bytes / v.near) if v.atom and v.b else nan,
+    }
+    for name, size in (("near", v.near), ("mid", v.mid), ("far", v.far)):
+        out[f"intensity_{name}"] = _log(v.cost.flops / sum(v.nest.moved_bytes(size)))
+    out["sums_moved"] = _log(v.nest.moved_bytes(v.near)[-1] / v.nest.blocks[0][-1])
+    return out
+
+
+def _atom(v: _View) -> Mapping[str, float]:
+    atom, kinds = v.atom, ("fma", "dot", "mma", "wgmma")
+    flags = {f"is_{kind}": float(atom is not None and atom.name == kind) for kind in kinds}
+    if atom is None:
+        rest = (
+            "atom_m",
+            "atom_n",
+            "vector_share",
+            "sums",
+            "sums_of_registers",
+            "loads_per_fma",
+            "unroll",
+            "log2_steps",
+        )
+        return flags | dict.fromkeys(rest, nan)
+    lanes = v.target.vector_bits // 32
+    inner = atom.name == "dot"  # its vectors run along k: one vector of partial sums an element
+    vectors = atom.m * atom.n if inner else atom.m * atom.n / atom.width
+    rows, columns = float(atom.m), float(atom.n if inner else atom.n / atom.width)
+    registers = v.target.vector_registers if v.target.is_cpu else v.target.max_regs_thread
+    k_left = v.nest.extent(v.tile_depth, v.role["k"]) if "k" in v.role else 1
+    return flags | {
+        "atom_m": float(atom.m),
+        "atom_n": float(atom.n),
+        "vector_share": atom.width / lanes if lanes else nan,
+        "sums": float(vectors),
+        "sums_of_registers": vectors / registers if registers else nan,
+        "loads_per_fma": (rows + columns) / (rows * columns),
+        "unroll": float(v.work.unroll),
+        "log2_steps": _log(k_left / (atom.k * v.work.unroll)),
+    }
+
+
+def _padding(v: _View) -> Mapping[str, float]:
+    """How much more than the problem the innermost tiles compute, per axis, as a fraction."""
+    out: dict[str, float] = {}
+    for role in ("m", "n", "k"):
+        axis = v.role.get(role)
+        pieces = tuple(x.step for x in v.nest.loops if x.axis == axis)
+        if axis is None or v.atom is None:
+            out[f"waste_{role}"] = nan
+            continue
+        size = {"m": v.atom.m, "n": v.atom.n, "k": v.atom.k}[role]
+        extent = v.nest.extent(0, axis)
+        pieces = (*pieces[:-1], size) if pieces else (size,)
+        out[f"waste_{role}"] = steps(extent, pieces) * size / extent - 1.0
+    return out
+
+
+def _staging(v: _View) -> Mapping[str, float]:
+    channels = {c.value: c for c in v.tile.channels}
+    ring = sum(c.depth * v.plan.slot_bytes(v.tile, c) for c in v.tile.channels)
+    copied = {c.value: _copied_bytes(v, c) for c in v.tile.channels}
+    out = {
+        "depth": float(max((c.depth for c in v.tile.channels), default=0)),
+        "log2_staged_per_flop": _log(sum(copied.values()) / v.cost.flops),
+        "staged_of_tile_memory": ring / v.target.tile_bytes,
+    }
+    for name, operand in (("a", v.a), ("b", v.b)):
+        staged = operand is not None and operand.name in channels
+        whole = v.nest.block_bytes(operand, 0) if operand else nan
+        out[f"{name}_staged"] = float(staged)
+        out[f"{name}_repeats"] = _log(copied[operand.name] / whole) if operand and staged else nan
+        out[f"{name}_stride_zeros"] = _stride_zeros(v, operand) if operand and not staged else nan
+    return out
+
+
+def _copied_bytes(v: _View, c: Channel) -> float:
+    """Bytes that all fills of a channel copy."""
+    fills = prod(v.plan.count(v.tile.nest, i) for i in range(c.at + 1))
+    return float(fills * v.plan.slot_bytes(v.tile, c))
+
+
+def _stride_zeros(v: _View, operand: Operand) -> float:
+    """Trailing zero bits of the byte distance between rows, up to a page: long strides of a power of two share cache sets."""
+    if len(operand.axes) < 2:
+        return nan
+    stride = operand.element_bytes * upper(v.plan.program.dim(operand.axes[-1]))
+    return float(min((stride & -stride).bit_length() - 1, 12))
