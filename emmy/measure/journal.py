@@ -46,6 +46,7 @@ class RunHeader:
     worker: int = 0
     emmy_version: str = ""
     time_utc: str = ""
+    start: str = ""  # what the search was told at its start, as the searcher's own text
 
 
 @dataclass(frozen=True, slots=True)

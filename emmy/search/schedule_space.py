@@ -12,7 +12,7 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from emmy.costmodel.features import feature_names, features
+from emmy.costmodel.features import feature_matrix, feature_set
 from emmy.errors import EmmyError, PlanError
 from emmy.ir.moves import MOVES, Move, Site
 from emmy.ir.ops import Op
@@ -42,8 +42,8 @@ class _Tree:
 class ScheduleSpace:
     """Points are schedules, keyed by their text. Feature rows are `emmy.costmodel.features` of the replayed plan."""
 
-    def __init__(self, op: Op, target: Target) -> None:
-        self.op, self.target, self.program = op, target, op.program()
+    def __init__(self, op: Op, target: Target, threads: int = 0) -> None:
+        self.op, self.target, self.threads, self.program = op, target, threads, op.program()
         self.name = f"{op.key} on {target.name}"
         self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
         self._domains: tuple[Decision, ...] | None = None
@@ -255,11 +255,11 @@ class ScheduleSpace:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        return feature_names()
+        return feature_set().names
 
     def features(self, points: Sequence[Point]) -> np.ndarray:
-        rows = [features(self.op, replay(self.program, p.key, self.target), self.target) for p in points]
-        return np.asarray(rows, dtype=np.float64).reshape(len(points), len(self.feature_names))
+        plans = [replay(self.program, p.key, self.target) for p in points]
+        return feature_matrix(self.op, plans, self.target, self.threads)
 
 
 def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:

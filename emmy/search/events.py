@@ -1,0 +1,68 @@
+"""What a tuning run tells whoever listens. Plain data; whoever renders it decides how it looks."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+from emmy.records import Measurement
+from emmy.search.budget import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run begins, or goes on after `resumed` trials. `listed`: size of the space when it is small enough to list."""
+
+    op: str
+    target: str
+    strategy: str
+    budget: Budget
+    run_id: str
+    resumed: int
+    known: int  # trials of this op that earlier runs made
+    model: str  # digest of the model that leads; "" = none
+    listed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One more trial. `best_us` after it; `eta_s` until the budget is spent, None when only patience limits it."""
+
+    row: Measurement
+    n: int
+    best_us: float | None
+    is_best: bool
+    elapsed_s: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Racing:
+    """The finalists are measured again, interleaved with the stock kernel."""
+
+    op: str
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a user should know: a busy device, a stale model, a donor that no longer replays."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run ended. `why`: the limit reached, `exhausted`, `interrupted`."""
+
+    op: str
+    why: str
+    trials: int
+    elapsed_s: float
+
+
+Event = Started | Measured | Racing | Note | Finished
+Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """A listener that does nothing."""

@@ -1,0 +1,130 @@
+"""From a request to a run: what is known already, which problems are near, which model leads, resume or start anew."""
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from math import log2
+from pathlib import Path
+
+from emmy.costmodel import registry
+from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.model import CostModel
+from emmy.errors import StaleModel, UsageError
+from emmy.ir.ops import Op, parse_op
+from emmy.ir.program import upper
+from emmy.ir.target import Target
+from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
+from emmy.records import Device
+from emmy.search.budget import Budget
+from emmy.search.events import Listener, Note, ignore
+from emmy.search.registry import make_strategy
+from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.space import Trial
+from emmy.search.tuner import Measurer, Plan, Run, Start, Stop, is_complete
+
+log = logging.getLogger("emmy.search.session")
+
+_NEAREST = 4  # problems whose winners are tried first
+_MOST_KNOWN = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One op to tune. `protocol` names how it is timed (cache, threads): rows of another protocol are not known trials."""
+
+    op: Op
+    target: Target
+    strategy: str
+    seed: int
+    budget: Budget
+    threads: int
+    fresh: bool = False
+
+
+def open_run(
+    request: Request,
+    measurer: Measurer,
+    home: Path,
+    emmy_version: str,
+    model: CostModel | None = None,
+    on_event: Listener = ignore,
+    stop: Stop | None = None,
+) -> Run:
+    """A run ready to go: the interrupted one with the same request if there is one, else a new one that knows earlier rows."""
+    space = ScheduleSpace(request.op, request.target, request.threads)
+    digest = model.digest if model else ""
+    plan = Plan(request.op.key, request.target.name, request.strategy, request.seed, request.budget, digest)
+    protocol, generation = f"{request.threads} threads", 0
+    while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
+        generation += 1
+    _set_aside(request, home, keep="" if request.fresh else plan.run_id(protocol, generation, emmy_version))
+    while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
+        generation += 1
+    run_id = plan.run_id(protocol, generation, emmy_version)
+    path = journal_path(home, run_id)
+    if path.exists():
+        start = Start.from_text(read_journal(path).header.start)
+    else:
+        start = Start() if request.fresh else _start(request, measurer.device, home, on_event)
+    known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
+    strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known)
+    plan = replace(plan, start=start)
+    return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop())
+
+
+def _set_aside(request: Request, home: Path, keep: str) -> None:
+    """Close journals of interrupted runs of this op that the present request does not resume: their rows are known trials."""
+    for path in open_journals(home):
+        header = read_journal(path).header
+        if header.run_id != keep and (header.op, header.target) == (request.op.key, request.target.name) and not is_live(path):
+            Journal.reopen(path)[0].close()
+
+
+def _start(request: Request, device: Device, home: Path, on_event: Listener) -> Start:
+    """Earlier trials of this op on this device under this protocol, and the winners of the nearest other problems."""
+    dataset = Dataset(home)
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
+        best = snapshot.best(target=request.target.name)
+    same = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads and not r.contended]
+    known: dict[str, float | None] = {}
+    for r in same:
+        t = r.time_us
+        known[r.schedule] = min((x for x in (known.get(r.schedule), t) if x is not None), default=None)
+    near = sorted((d, b.time_us, b.row.schedule) for b in best if (d := distance(request.op, b.row.op)) is not None)
+    first = tuple(dict.fromkeys(s for _, _, s in near))[:_NEAREST]
+    if first and not known:
+        on_event(Note(f"starting from the winners of {len(first)} near problems"))
+    return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]))
+
+
+def distance(op: Op, other_key: str) -> float | None:
+    """How far another problem is: the sum of |log2| of the ratios of its sizes; None when its schedules do not carry over."""
+    try:
+        other = parse_op(other_key)
+    except UsageError:
+        return None
+    a, b = op.program(), other.program()
+    if other.key == op.key or other.kind != op.kind or [x for x, _ in a.dims] != [x for x, _ in b.dims]:
+        return None
+    if [v.axes for v in a.inputs[:2]] != [v.axes for v in b.inputs[:2]]:
+        return None
+    apart = sum(abs(log2(upper(x) / upper(y))) for (_, x), (_, y) in zip(a.dims, b.dims, strict=True))
+    return apart + 2.0 * (a.inputs[0].dtype != b.inputs[0].dtype) + 1.0 * (len(a.stages) != len(b.stages))
+
+
+def load_model(choice: str | None, target: Target, home: Path, on_event: Listener = ignore) -> CostModel | None:
+    """The model that leads: the one deployed for the target; None for `roofline`, without a model, or with a stale one.
+
+    Raises StaleModel only when the user named the model.
+    """
+    if choice == "roofline":
+        return None
+    try:
+        return registry.find(target.name, home) if choice is None else CostModel.load(Path(choice))
+    except StaleModel as e:
+        if choice is not None:
+            raise
+        on_event(Note(str(e)))
+        return None

@@ -1,0 +1,278 @@
+"""One tuning run: ask a strategy, measure, journal, tell, until the budget is spent; then race the finalists.
+
+A run is a deterministic function of (op, target, strategy, seed, model, known trials, measurements). Its journal holds the
+measurements, so a killed run resumes by replaying the strategy against the journal and going on where it ends.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Iterator, Protocol, Sequence
+
+from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
+from emmy.errors import DataError
+from emmy.records import Candidate, Device, Measurement, new_id, now_utc
+from emmy.search.budget import Budget
+from emmy.search.events import Finished, Listener, Measured, Note, Racing, Started, ignore
+from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.space import Point, Trial
+from emmy.search.strategy import Strategy
+
+log = logging.getLogger("emmy.search.tuner")
+
+FINALISTS = 5
+BATCH = 8
+
+
+class Measurer(Protocol):
+    """What a run needs of a device."""
+
+    @property
+    def device(self) -> Device: ...
+
+    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+        """A row for each candidate, in order, as soon as it is measured. `best_us`: give up on much slower ones early."""
+        ...
+
+    def race(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Rows under the final protocol, interleaved with each other and the stock kernel (`baseline_us`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What earlier runs give a new one; kept in its journal, since its course depends on it."""
+
+    first: tuple[str, ...] = ()  # schedules measured after the default: winners of near problems
+    known: tuple[tuple[str, float | None], ...] = ()  # (schedule, time_us) of this op
+
+    def to_text(self) -> str:
+        return json.dumps({"first": self.first, "known": self.known}, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Start:
+        """Raises DataError when a journal's header holds something else."""
+        try:
+            raw = json.loads(text)
+            return cls(tuple(map(str, raw["first"])), tuple((str(k), None if t is None else float(t)) for k, t in raw["known"]))
+        except (ValueError, KeyError, TypeError) as e:
+            raise DataError(f"journal header: start is not what a search writes: {e}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run sets out to do; everything its course depends on besides measurements."""
+
+    op: str
+    target: str
+    strategy: str
+    seed: int
+    budget: Budget
+    model: str = ""  # digest
+    start: Start = Start()
+
+    def run_id(self, protocol: str, generation: int, emmy_version: str) -> str:
+        """The same for the same plan: what lets a second command find the first one's journal."""
+        text = "\n".join((self.op, self.target, self.strategy, str(self.seed), self.model, protocol, str(generation), emmy_version))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """The outcome for one op. Rows are under the final protocol when the race was held (`raced`)."""
+
+    op: str
+    target: str
+    best: Measurement | None
+    finalists: tuple[Measurement, ...]
+    default: Measurement | None
+    trials: int
+    counts: dict[str, int]  # rows by status
+    elapsed_s: float
+    why: str
+    run_id: str
+    raced: bool
+    resumed: int = 0
+
+    @property
+    def baseline_us(self) -> float | None:
+        return self.best.baseline_us if self.best else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Stock time over best time, above 1 when the generated kernel wins; None without a race."""
+        if self.best is None or self.best.time_us is None or self.best.baseline_us is None:
+            return None
+        return self.best.baseline_us / self.best.time_us
+
+
+@dataclass(slots=True)
+class Stop:
+    """Set from a signal handler: the run ends after the measurement in flight."""
+
+    asked: bool = False
+
+
+@dataclass(slots=True)
+class Run:
+    """One run over one space. `strategy` must be fresh; `plan` says what it was built from."""
+
+    plan: Plan
+    run_id: str
+    space: ScheduleSpace
+    strategy: Strategy
+    measurer: Measurer
+    home: Path
+    emmy_version: str
+    on_event: Listener = ignore
+    stop: Stop = field(default_factory=Stop)
+    rows: list[Measurement] = field(default_factory=list)
+    _journal: Journal | None = None
+    _recorded: dict[str, deque[Measurement]] = field(default_factory=lambda: defaultdict(deque))
+    _resumed: int = 0
+    _spent_s: float = 0.0  # by earlier sittings
+    _began: float = 0.0
+    _best: Measurement | None = None
+    _since_best: int = 0
+
+    def go(self) -> TuneResult:
+        """Run to the end of the budget, the space, or an interruption."""
+        self._open()
+        self._began = time.monotonic()
+        plan = self.plan
+        self.on_event(
+            Started(plan.op, plan.target, plan.strategy, plan.budget, self.run_id, self._resumed, len(plan.start.known), plan.model, self.space.size(10**6))
+        )
+        try:
+            why = self._search()
+            finalists = () if why == "interrupted" else self._race()
+        except BaseException:
+            assert self._journal is not None
+            self._journal.leave()
+            raise
+        assert self._journal is not None
+        if why == "interrupted":
+            self._journal.leave()
+        else:
+            self._journal.close()
+        self.on_event(Finished(plan.op, why, len(self.rows), self._elapsed()))
+        return self._result(why, finalists)
+
+    # ------------------------------------------------------------ journal
+    def _open(self) -> None:
+        path = journal_path(self.home, self.run_id)
+        if path.exists():
+            self._journal, old = Journal.reopen(path)
+            for row in old.rows:
+                self._recorded[row.schedule].append(row)
+            self._resumed, self._spent_s = len(old.rows), max(old.elapsed_s, default=0.0)
+            return
+        p = self.plan
+        header = RunHeader(
+            self.run_id, p.op, p.target, p.strategy, p.seed, str(p.budget), p.model, 0, self.emmy_version, now_utc(), p.start.to_text()
+        )
+        self._journal = Journal.create(path, header)
+
+    def _keep(self, row: Measurement) -> Measurement:
+        row = replace(row, run_id=self.run_id, id=row.id or new_id(), emmy_version=self.emmy_version, time_utc=row.time_utc or now_utc())
+        assert self._journal is not None
+        self._journal.append(row, self._elapsed())
+        return row
+
+    def _elapsed(self) -> float:
+        return self._spent_s + (time.monotonic() - self._began if self._began else 0.0)
+
+    # ------------------------------------------------------------ search
+    def _search(self) -> str:
+        default = self.space.default()
+        opening = [default, *self._donors(default)]
+        why = self._measure(opening)
+        while why is None:
+            points = self.strategy.ask(BATCH)
+            if not points:
+                return "exhausted"
+            why = self._measure(points)
+        return why
+
+    def _donors(self, default: Point) -> list[Point]:
+        found = [self.space.locate(s) for s in self.plan.start.first]
+        keys = {default.key, *(k for k, _ in self.plan.start.known)}
+        return [p for p in {q.key: q for q in found if q is not None}.values() if p.key not in keys]
+
+    def _measure(self, points: Sequence[Point]) -> str | None:
+        """Measure a batch and tell the strategy; the reason to stop, when there is one."""
+        trials, why = [], None
+        by_key = {p.key: p for p in points}
+        for row in self._stream(points):
+            self._take(row)
+            trials.append(Trial(by_key[row.schedule], row.time_us))
+            why = self.plan.budget.spent(len(self.rows), self._elapsed(), self._since_best)
+            if self.stop.asked:
+                why = "interrupted"
+            if why:
+                break
+        self.strategy.tell(trials)
+        return why
+
+    def _stream(self, points: Sequence[Point]) -> Iterator[Measurement]:
+        """Rows in the order of `points`: from the journal while it has them, then from the device."""
+        todo = deque(points)
+        while todo and self._recorded.get(todo[0].key):
+            yield self._recorded[todo.popleft().key].popleft()
+        best = self._best.time_us if self._best else None
+        for row in self.measurer.stream([Candidate(self.plan.op, p.key) for p in todo], best) if todo else ():
+            yield self._keep(row)
+
+    def _take(self, row: Measurement) -> None:
+        self.rows.append(row)
+        t = row.time_us
+        is_best = t is not None and not row.contended and (self._best is None or t < (self._best.time_us or t))
+        self._best, self._since_best = (row, 0) if is_best else (self._best, self._since_best + 1)
+        best_us = self._best.time_us if self._best else None
+        self.on_event(Measured(row, len(self.rows), best_us, is_best, self._elapsed(), self._eta()))
+
+    def _eta(self) -> float | None:
+        n, seconds, b = len(self.rows), self._elapsed(), self.plan.budget
+        left = []
+        if b.seconds is not None:
+            left.append(b.seconds - seconds)
+        if b.trials is not None and n > self._resumed:
+            left.append((b.trials - n) * (seconds - self._spent_s) / (n - self._resumed))
+        return max(0.0, min(left)) if left else None
+
+    # ------------------------------------------------------------ race
+    def _race(self) -> tuple[Measurement, ...]:
+        """The best few again, under the final protocol; the stock kernel runs among them."""
+        times = {k: t for k, t in self.plan.start.known if t is not None}
+        times |= {r.schedule: r.time_us for r in self.rows if r.time_us is not None and not r.contended}
+        keys = sorted(times, key=times.__getitem__)[:FINALISTS]
+        if not keys:
+            self.on_event(Note("no candidate gave a right answer: nothing to race"))
+            return ()
+        recorded = [self._recorded[k].popleft() for k in keys if self._recorded.get(k)]
+        if len(recorded) == len(keys):
+            return tuple(recorded)
+        self.on_event(Racing(self.plan.op, len(keys)))
+        return tuple(self._keep(r) for r in self.measurer.race([Candidate(self.plan.op, k) for k in keys]))
+
+    def _result(self, why: str, finalists: tuple[Measurement, ...]) -> TuneResult:
+        placed = sorted((r for r in finalists if r.time_us is not None), key=lambda r: r.time_us or 0.0)
+        counts: dict[str, int] = defaultdict(int)
+        for r in self.rows:
+            counts[r.status] += 1
+        best = placed[0] if placed else self._best
+        default = self.rows[0] if self.rows else None
+        return TuneResult(
+            self.plan.op, self.plan.target, best, tuple(placed), default, len(self.rows), dict(counts), self._elapsed(), why, self.run_id, bool(placed), self._resumed
+        )
+
+
+def is_complete(home: Path, run_id: str) -> bool:
+    """True when a run with that id has ended: its journal is closed, or already in the database."""
+    closed = closed_path(journal_path(home, run_id))
+    return closed.exists() or (closed.parent / "ingested" / closed.name).exists()
