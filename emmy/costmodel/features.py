@@ -7,7 +7,7 @@ other shapes and devices where raw figures only name the device. Logarithms are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, log2, nan, prod
@@ -68,25 +68,17 @@ def feature_set() -> FeatureSet:
     return FeatureSet(NAMES, digest)
 
 
-def feature_matrix(op: Op, plans: Sequence[Plan], target: Target, threads: int = 0) -> NDArray[np.float64]:
-    """float64 [len(plans), n_features]; `threads` as in `roofline_us`: 0 = all cores."""
-    rows = [plan_features(op, plan, target, threads) for plan in plans]
-    return np.stack(rows) if rows else np.empty((0, len(NAMES)))
+def feature_names() -> tuple[str, ...]:
+    """Column names of `features`."""
+    return NAMES
 
 
-def plan_features(op: Op, plan: Plan, target: Target, threads: int = 0) -> NDArray[np.float64]:
-    """float64 [n_features] of one plan; columns follow `NAMES`."""
+def features(op: Op, plan: Plan, target: Target, threads: int = 1) -> NDArray[np.float64]:
+    """float64 [n_features] of a plan that `threads` cores of a CPU run; columns follow `feature_names`."""
     launch, work = dominant_work(plan)
-    view = _View(op, plan, target, threads or target.cores or 1, launch, work)
-    values = {
-        **_problem(view),
-        **_blocks(view),
-        **_loops(view),
-        **_caches(view),
-        **_atom(view),
-        **_padding(view),
-        **_staging(view),
-    }
+    view = _View(op, plan, target, threads, launch, work)
+    groups = (_problem, _blocks, _loops, _caches, _atom, _padding, _staging)
+    values = {name: value for group in groups for name, value in group(view).items()}
     return np.array([values[name] for name in NAMES], dtype=np.float64)
 
 
