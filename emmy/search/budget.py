@@ -1,4 +1,5 @@
 """How long a search may go on: trials, seconds, patience. Knows no clock; it is told what was spent."""
+
 from __future__ import annotations
 
 import re

@@ -1,4 +1,5 @@
 """What a tuning run tells whoever listens. Plain data; whoever renders it decides how it looks."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

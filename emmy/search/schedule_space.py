@@ -3,6 +3,7 @@
 The upper tree walks skeletons: each decision picks one more move (knobs open) among the sites the moves list, or `done`.
 The lower tree fills the knobs in order; each domain follows from the plan as filled so far. Nothing here knows a move.
 """
+
 from __future__ import annotations
 
 import random
@@ -12,7 +13,7 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from emmy.costmodel.features import feature_matrix, feature_set
+from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
 from emmy.ir.moves import MOVES, Move, Site
 from emmy.ir.ops import Op
@@ -42,7 +43,7 @@ class _Tree:
 class ScheduleSpace:
     """Points are schedules, keyed by their text. Feature rows are `emmy.costmodel.features` of the replayed plan."""
 
-    def __init__(self, op: Op, target: Target, threads: int = 0) -> None:
+    def __init__(self, op: Op, target: Target, threads: int = 1) -> None:
         self.op, self.target, self.threads, self.program = op, target, threads, op.program()
         self.name = f"{op.key} on {target.name}"
         self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
@@ -67,7 +68,9 @@ class ScheduleSpace:
         assert isinstance(leaf, _Tree) and leaf.decision is None
         return Point(format_schedule(leaf.filled), leaf.choices)
 
-    def _structure(self, skeleton: tuple[Move, ...], filled: tuple[Move, ...], choices: tuple[tuple[str, Value], ...]) -> _Tree:
+    def _structure(
+        self, skeleton: tuple[Move, ...], filled: tuple[Move, ...], choices: tuple[tuple[str, Value], ...]
+    ) -> _Tree:
         legal = self._legal(skeleton, filled) if len(skeleton) < _LONGEST else ()
         values = tuple(str(s.move) for s in legal)
         if not any(s.move.mandatory for s in legal):
@@ -129,11 +132,11 @@ class ScheduleSpace:
             return sites
         last = skeleton[-1]
         after = [s for s in sites if s.move.phase >= last.phase]
-        return tuple(
-            s for s in after if s.move.phase > last.phase or not s.move.commutes or str(s.move) > str(last)
-        )
+        return tuple(s for s in after if s.move.phase > last.phase or not s.move.commutes or str(s.move) > str(last))
 
-    def _knob_values(self, done: tuple[Move, ...], move: Move, knob: str, chosen: Mapping[str, Value]) -> tuple[Value, ...]:
+    def _knob_values(
+        self, done: tuple[Move, ...], move: Move, knob: str, chosen: Mapping[str, Value]
+    ) -> tuple[Value, ...]:
         """Values of a knob with which the move can still become legal on the plan as filled so far."""
         try:
             plan = self._plan(done)
@@ -206,7 +209,9 @@ class ScheduleSpace:
                 node = self.child(node, rng.choice(node.decision.values))
             if node.decision is None:
                 return self.point(node)
-        raise PlanError(f"{self.name}: 1000 random walks ended in dead ends; `emmy explain` shows what each move refuses")
+        raise PlanError(
+            f"{self.name}: 1000 random walks ended in dead ends; `emmy explain` shows what each move refuses"
+        )
 
     def default(self) -> Point:
         """A plain schedule that the target can surely run: outputs in blocks over the cores, operands staged, one atom."""
@@ -255,11 +260,12 @@ class ScheduleSpace:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        return feature_set().names
+        return feature_names()
 
     def features(self, points: Sequence[Point]) -> np.ndarray:
-        plans = [replay(self.program, p.key, self.target) for p in points]
-        return feature_matrix(self.op, plans, self.target, self.threads)
+        plans = (replay(self.program, p.key, self.target) for p in points)
+        rows = [features(self.op, plan, self.target, self.threads) for plan in plans]
+        return np.stack(rows) if rows else np.empty((0, len(self.feature_names)))
 
 
 def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:

@@ -1,4 +1,5 @@
 """From a request to a run: what is known already, which problems are near, which model leads, resume or start anew."""
+
 from __future__ import annotations
 
 import logging
@@ -6,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
 
-from emmy.costmodel import registry
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
-from emmy.errors import StaleModel, UsageError
+from emmy.costmodel.registry import find, model_roots
+from emmy.errors import DataError, StaleModel, UsageError
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -54,10 +55,11 @@ def open_run(
     space = ScheduleSpace(request.op, request.target, request.threads)
     digest = model.digest if model else ""
     plan = Plan(request.op.key, request.target.name, request.strategy, request.seed, request.budget, digest)
-    protocol, generation = f"{request.threads} threads", 0
+    device = measurer.device
+    protocol, generation = f"{request.threads} threads on {device.product} {device.uuid_hash}", 0
     while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
         generation += 1
-    _set_aside(request, home, keep="" if request.fresh else plan.run_id(protocol, generation, emmy_version))
+    _set_aside(request, home, "" if request.fresh else plan.run_id(protocol, generation, emmy_version), on_event)
     while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
         generation += 1
     run_id = plan.run_id(protocol, generation, emmy_version)
@@ -65,18 +67,26 @@ def open_run(
     if path.exists():
         start = Start.from_text(read_journal(path).header.start)
     else:
-        start = Start() if request.fresh else _start(request, measurer.device, home, on_event)
+        start = Start() if request.fresh else _start(request, device, home, on_event)
     known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
     strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known)
     plan = replace(plan, start=start)
     return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop())
 
 
-def _set_aside(request: Request, home: Path, keep: str) -> None:
+def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> None:
     """Close journals of interrupted runs of this op that the present request does not resume: their rows are known trials."""
     for path in open_journals(home):
-        header = read_journal(path).header
-        if header.run_id != keep and (header.op, header.target) == (request.op.key, request.target.name) and not is_live(path):
+        try:
+            header = read_journal(path).header
+        except DataError as e:  # somebody else's run: it must not stop this one
+            on_event(Note(str(e)))
+            continue
+        if (
+            header.run_id != keep
+            and (header.op, header.target) == (request.op.key, request.target.name)
+            and not is_live(path)
+        ):
             Journal.reopen(path)[0].close()
 
 
@@ -87,7 +97,11 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
         best = snapshot.best(target=request.target.name)
-    same = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads and not r.contended]
+    same = [
+        r
+        for r in rows
+        if r.device.product == device.product and r.protocol.threads == request.threads and not r.contended
+    ]
     known: dict[str, float | None] = {}
     for r in same:
         t = r.time_us
@@ -122,7 +136,7 @@ def load_model(choice: str | None, target: Target, home: Path, on_event: Listene
     if choice == "roofline":
         return None
     try:
-        return registry.find(target.name, home) if choice is None else CostModel.load(Path(choice))
+        return find(target.name, model_roots(home)) if choice is None else CostModel.load(Path(choice))
     except StaleModel as e:
         if choice is not None:
             raise

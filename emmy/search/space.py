@@ -3,6 +3,7 @@
 Two spaces implement it: `ScheduleSpace` (moves and knobs of an op on a target) and `RecordedSpace` (a measured table).
 A strategy that works on one works on the other, so strategies are compared offline on recorded spaces.
 """
+
 from __future__ import annotations
 
 import random

@@ -1,4 +1,5 @@
 """The contract of a search strategy: ask for points, tell what became of them. Knows spaces, not devices."""
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

@@ -3,16 +3,18 @@
 A run is a deterministic function of (op, target, strategy, seed, model, known trials, measurements). Its journal holds the
 measurements, so a killed run resumes by replaying the strategy against the journal and going on where it ends.
 """
+
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterator, Protocol, Sequence
+from typing import Protocol
 
 from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
 from emmy.errors import DataError
@@ -27,6 +29,8 @@ log = logging.getLogger("emmy.search.tuner")
 
 FINALISTS = 5
 BATCH = 8
+
+_Timed = tuple[Measurement, float]  # a row, and the seconds that had been spent on the run when it was stored
 
 
 class Measurer(Protocol):
@@ -59,7 +63,9 @@ class Start:
         """Raises DataError when a journal's header holds something else."""
         try:
             raw = json.loads(text)
-            return cls(tuple(map(str, raw["first"])), tuple((str(k), None if t is None else float(t)) for k, t in raw["known"]))
+            return cls(
+                tuple(map(str, raw["first"])), tuple((str(k), None if t is None else float(t)) for k, t in raw["known"])
+            )
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f"journal header: start is not what a search writes: {e}") from None
 
@@ -78,7 +84,9 @@ class Plan:
 
     def run_id(self, protocol: str, generation: int, emmy_version: str) -> str:
         """The same for the same plan: what lets a second command find the first one's journal."""
-        text = "\n".join((self.op, self.target, self.strategy, str(self.seed), self.model, protocol, str(generation), emmy_version))
+        text = "\n".join(
+            (self.op, self.target, self.strategy, str(self.seed), self.model, protocol, str(generation), emmy_version)
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -92,7 +100,7 @@ class TuneResult:
     finalists: tuple[Measurement, ...]
     default: Measurement | None
     trials: int
-    counts: dict[str, int]  # rows by status
+    counts: Mapping[str, int]  # rows by status
     elapsed_s: float
     why: str
     run_id: str
@@ -133,10 +141,11 @@ class Run:
     stop: Stop = field(default_factory=Stop)
     rows: list[Measurement] = field(default_factory=list)
     _journal: Journal | None = None
-    _recorded: dict[str, deque[Measurement]] = field(default_factory=lambda: defaultdict(deque))
+    _recorded: dict[str, deque[_Timed]] = field(default_factory=lambda: defaultdict(deque))  # by schedule
     _resumed: int = 0
     _spent_s: float = 0.0  # by earlier sittings
-    _began: float = 0.0
+    _elapsed_s: float = 0.0  # at the last row
+    _began: float = 0.0  # of this sitting, on the monotonic clock
     _best: Measurement | None = None
     _since_best: int = 0
 
@@ -146,7 +155,17 @@ class Run:
         self._began = time.monotonic()
         plan = self.plan
         self.on_event(
-            Started(plan.op, plan.target, plan.strategy, plan.budget, self.run_id, self._resumed, len(plan.start.known), plan.model, self.space.size(10**6))
+            Started(
+                plan.op,
+                plan.target,
+                plan.strategy,
+                plan.budget,
+                self.run_id,
+                self._resumed,
+                len(plan.start.known),
+                plan.model,
+                self.space.size(10**6),
+            )
         )
         try:
             why = self._search()
@@ -160,7 +179,7 @@ class Run:
             self._journal.leave()
         else:
             self._journal.close()
-        self.on_event(Finished(plan.op, why, len(self.rows), self._elapsed()))
+        self.on_event(Finished(plan.op, why, len(self.rows), self._elapsed_s))
         return self._result(why, finalists)
 
     # ------------------------------------------------------------ journal
@@ -168,24 +187,39 @@ class Run:
         path = journal_path(self.home, self.run_id)
         if path.exists():
             self._journal, old = Journal.reopen(path)
-            for row in old.rows:
-                self._recorded[row.schedule].append(row)
+            for row, elapsed_s in zip(old.rows, old.elapsed_s, strict=True):
+                self._recorded[row.schedule].append((row, elapsed_s))
             self._resumed, self._spent_s = len(old.rows), max(old.elapsed_s, default=0.0)
             return
         p = self.plan
         header = RunHeader(
-            self.run_id, p.op, p.target, p.strategy, p.seed, str(p.budget), p.model, 0, self.emmy_version, now_utc(), p.start.to_text()
+            self.run_id,
+            p.op,
+            p.target,
+            p.strategy,
+            p.seed,
+            str(p.budget),
+            p.model,
+            0,
+            self.emmy_version,
+            now_utc(),
+            p.start.to_text(),
         )
         self._journal = Journal.create(path, header)
 
-    def _keep(self, row: Measurement) -> Measurement:
-        row = replace(row, run_id=self.run_id, id=row.id or new_id(), emmy_version=self.emmy_version, time_utc=row.time_utc or now_utc())
+    def _keep(self, row: Measurement) -> _Timed:
+        """The row as it is stored, and when: what is decided after it must be decided again when the run is resumed."""
+        row = replace(
+            row,
+            run_id=self.run_id,
+            id=row.id or new_id(),
+            emmy_version=self.emmy_version,
+            time_utc=row.time_utc or now_utc(),
+        )
         assert self._journal is not None
-        self._journal.append(row, self._elapsed())
-        return row
-
-    def _elapsed(self) -> float:
-        return self._spent_s + (time.monotonic() - self._began if self._began else 0.0)
+        elapsed_s = self._spent_s + time.monotonic() - self._began
+        self._journal.append(row, elapsed_s)
+        return row, elapsed_s
 
     # ------------------------------------------------------------ search
     def _search(self) -> str:
@@ -208,68 +242,86 @@ class Run:
         """Measure a batch and tell the strategy; the reason to stop, when there is one."""
         trials, why = [], None
         by_key = {p.key: p for p in points}
-        for row in self._stream(points):
-            self._take(row)
+        for row, elapsed_s in self._stream(points):
+            self._take(row, elapsed_s)
             trials.append(Trial(by_key[row.schedule], row.time_us))
-            why = self.plan.budget.spent(len(self.rows), self._elapsed(), self._since_best)
-            if self.stop.asked:
-                why = "interrupted"
+            why = (
+                "interrupted"
+                if self.stop.asked
+                else self.plan.budget.spent(len(self.rows), elapsed_s, self._since_best)
+            )
             if why:
                 break
         self.strategy.tell(trials)
         return why
 
-    def _stream(self, points: Sequence[Point]) -> Iterator[Measurement]:
+    def _stream(self, points: Sequence[Point]) -> Iterator[_Timed]:
         """Rows in the order of `points`: from the journal while it has them, then from the device."""
-        todo = deque(points)
+        todo, best_us = deque(points), self._best.time_us if self._best else None
         while todo and self._recorded.get(todo[0].key):
             yield self._recorded[todo.popleft().key].popleft()
-        best = self._best.time_us if self._best else None
-        for row in self.measurer.stream([Candidate(self.plan.op, p.key) for p in todo], best) if todo else ():
+        for row in self.measurer.stream([Candidate(self.plan.op, p.key) for p in todo], best_us) if todo else ():
             yield self._keep(row)
 
-    def _take(self, row: Measurement) -> None:
+    def _take(self, row: Measurement, elapsed_s: float) -> None:
         self.rows.append(row)
-        t = row.time_us
-        is_best = t is not None and not row.contended and (self._best is None or t < (self._best.time_us or t))
+        self._elapsed_s = elapsed_s
+        is_best = row.time_us is not None and (self._best is None or _rank(row) < _rank(self._best))
         self._best, self._since_best = (row, 0) if is_best else (self._best, self._since_best + 1)
         best_us = self._best.time_us if self._best else None
-        self.on_event(Measured(row, len(self.rows), best_us, is_best, self._elapsed(), self._eta()))
+        self.on_event(Measured(row, len(self.rows), best_us, is_best, elapsed_s, self._eta()))
 
     def _eta(self) -> float | None:
-        n, seconds, b = len(self.rows), self._elapsed(), self.plan.budget
+        n, b = len(self.rows), self.plan.budget
         left = []
         if b.seconds is not None:
-            left.append(b.seconds - seconds)
+            left.append(b.seconds - self._elapsed_s)
         if b.trials is not None and n > self._resumed:
-            left.append((b.trials - n) * (seconds - self._spent_s) / (n - self._resumed))
+            left.append((b.trials - n) * (self._elapsed_s - self._spent_s) / (n - self._resumed))
         return max(0.0, min(left)) if left else None
 
     # ------------------------------------------------------------ race
     def _race(self) -> tuple[Measurement, ...]:
-        """The best few again, under the final protocol; the stock kernel runs among them."""
-        times = {k: t for k, t in self.plan.start.known if t is not None}
-        times |= {r.schedule: r.time_us for r in self.rows if r.time_us is not None and not r.contended}
+        """The best few again, under the final protocol; the stock kernel runs among them.
+
+        Rows of a race that a kill cut short count, each being taken in turns with the stock kernel; the others are raced.
+        """
+        times = {k: (False, t) for k, t in self.plan.start.known if t is not None}
+        times |= {r.schedule: _rank(r) for r in self.rows if r.time_us is not None}
         keys = sorted(times, key=times.__getitem__)[:FINALISTS]
         if not keys:
             self.on_event(Note("no candidate gave a right answer: nothing to race"))
             return ()
-        recorded = [self._recorded[k].popleft() for k in keys if self._recorded.get(k)]
-        if len(recorded) == len(keys):
-            return tuple(recorded)
-        self.on_event(Racing(self.plan.op, len(keys)))
-        return tuple(self._keep(r) for r in self.measurer.race([Candidate(self.plan.op, k) for k in keys]))
+        rows = {k: self._recorded[k].popleft()[0] for k in keys if self._recorded.get(k)}
+        missing = [k for k in keys if k not in rows]
+        if missing:
+            self.on_event(Racing(self.plan.op, len(missing)))
+            for row in self.measurer.race([Candidate(self.plan.op, k) for k in missing]):
+                rows[row.schedule], self._elapsed_s = self._keep(row)
+        return tuple(rows[k] for k in keys if k in rows)
 
     def _result(self, why: str, finalists: tuple[Measurement, ...]) -> TuneResult:
-        placed = sorted((r for r in finalists if r.time_us is not None), key=lambda r: r.time_us or 0.0)
-        counts: dict[str, int] = defaultdict(int)
-        for r in self.rows:
-            counts[r.status] += 1
-        best = placed[0] if placed else self._best
-        default = self.rows[0] if self.rows else None
+        placed = sorted((r for r in finalists if r.time_us is not None), key=_rank)
         return TuneResult(
-            self.plan.op, self.plan.target, best, tuple(placed), default, len(self.rows), dict(counts), self._elapsed(), why, self.run_id, bool(placed), self._resumed
+            op=self.plan.op,
+            target=self.plan.target,
+            best=placed[0] if placed else self._best,
+            finalists=tuple(placed),
+            default=self.rows[0] if self.rows else None,
+            trials=len(self.rows),
+            counts=Counter(r.status for r in self.rows),
+            elapsed_s=self._elapsed_s,
+            why=why,
+            run_id=self.run_id,
+            raced=bool(placed),
+            resumed=self._resumed,
         )
+
+
+def _rank(row: Measurement) -> tuple[bool, float]:
+    """Orders rows that have a time: one that was disturbed stands behind all that were not."""
+    assert row.time_us is not None
+    return row.contended, row.time_us
 
 
 def is_complete(home: Path, run_id: str) -> bool:
