@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from emmy import config
 from emmy.costmodel.database import append_new, copy_rows, in_memory, new_rows_sql, quote, writing
 from emmy.costmodel.schema import COLUMN_LIST, CREATE
 from emmy.costmodel.snapshot import Snapshot
@@ -58,6 +59,13 @@ class Dataset:
     home: Path
     shard_roots: tuple[Path, ...] = ()
     wait_s: float = 5.0
+
+    @classmethod
+    def of(cls, home: Path) -> Dataset:
+        """The dataset of a home, with the shards a checkout ships when the home is another folder."""
+        checkout = config.checkout()
+        shipped = (checkout / "datasets",) if checkout and checkout / "datasets" != home else ()
+        return cls(home, shipped)
 
     @property
     def database(self) -> Path:

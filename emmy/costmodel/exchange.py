@@ -49,7 +49,7 @@ class ImportReport:
 
 
 def export_shard(
-    dataset: Dataset, target: str, out: Path, *, emmy_version: str, licence: str = LICENCE, provenance: str = ""
+    dataset: Dataset, target: str, out: Path, *, licence: str = LICENCE, provenance: str = ""
 ) -> ExportReport:
     """Writes the rows measured on `target` that `out/<target>` lacks, as one new part. Raises UsageError if none."""
     folder = out / check_target(target)
@@ -67,12 +67,12 @@ def export_shard(
     new = [row for row in rows if row.id not in held]
     if not new:
         return ExportReport(folder, None, 0, len(rows))
-    part = write_part(folder, new, emmy_version)
+    part = write_part(folder, new)
     write_manifest(folder, replace(old, parts=(*old.parts, part)))
     return ExportReport(folder, folder / part.file, len(new), len(rows) - len(new))
 
 
-def import_shards(source: Path, dataset: Dataset, *, emmy_version: str, own: bool = False) -> ImportReport:
+def import_shards(source: Path, dataset: Dataset, *, own: bool = False) -> ImportReport:
     """Brings a shard folder, or every one below `source`, into the dataset.
 
     `own`: the rows were measured by this user on another machine and keep their origin. Raises DataError, and takes
@@ -95,7 +95,7 @@ def import_shards(source: Path, dataset: Dataset, *, emmy_version: str, own: boo
         known |= {row.id for row in new}
         n_new, n_known = n_new + len(new), n_known + len(rows) - len(new)
         if new:
-            _add(dataset.imported / manifest.target, manifest, new, emmy_version)
+            _add(dataset.imported / manifest.target, manifest, new)
     return ImportReport(folders, n_new, n_known)
 
 
@@ -103,7 +103,7 @@ def _imported(row: Measurement) -> Measurement:
     return row if row.origin == "derived" else replace(row, origin="imported")
 
 
-def _add(folder: Path, source: Manifest, rows: Sequence[Measurement], emmy_version: str) -> None:
+def _add(folder: Path, source: Manifest, rows: Sequence[Measurement]) -> None:
     old = read_manifest(folder) if (folder / MANIFEST).exists() else replace(source, parts=())
     if old.licence != source.licence:
         raise DataError(
@@ -111,7 +111,7 @@ def _add(folder: Path, source: Manifest, rows: Sequence[Measurement], emmy_versi
             "Import them into a home of their own (EMMY_HOME)."
         )
     provenance = old.provenance if source.provenance in old.provenance else f"{old.provenance}; {source.provenance}"
-    part = write_part(folder, rows, emmy_version)
+    part = write_part(folder, rows)
     write_manifest(folder, replace(old, provenance=provenance, parts=(*old.parts, part)))
 
 

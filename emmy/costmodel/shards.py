@@ -9,7 +9,6 @@ part left behind by an export that died is never half trusted. Parquet is read a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emmy import __version__
 from emmy.costmodel.database import in_memory, quote
+from emmy.costmodel.files import sha256_of, write_atomically
 from emmy.costmodel.schema import COLUMN_LIST, COLUMNS, CREATE, NAMES, fetch, insert
 from emmy.errors import DataError
 from emmy.records import SCHEMA_VERSION, Measurement
@@ -114,24 +115,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomically(folder / MANIFEST, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """`path` holds `data`, or what it held before: never a part of either."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
-
-
-def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes."""
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def write_part(folder: Path, rows: Sequence[Measurement], emmy_version: str) -> Part:
+def write_part(folder: Path, rows: Sequence[Measurement]) -> Part:
     """The part that now holds `rows` in `folder`. It counts once a manifest lists it."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".part.{os.getpid()}.tmp"
@@ -148,7 +132,7 @@ def write_part(folder: Path, rows: Sequence[Measurement], emmy_version: str) -> 
     digest = sha256_of(temporary)
     file = f"part-{digest[:16]}.parquet"
     temporary.replace(folder / file)
-    return Part(file, digest, len(rows), emmy_version)
+    return Part(file, digest, len(rows), __version__)
 
 
 def read_part(path: Path) -> tuple[Measurement, ...]:

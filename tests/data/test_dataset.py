@@ -63,14 +63,14 @@ def test_a_home_with_quotes_and_blanks_in_its_name_works(tmp_path: Path, make_ro
     write_journal(home, "a", [make_row(0)])
     dataset = Dataset(home)
     dataset.ingest()
-    part = write_part(home / "cpu", [make_row(1)], "0.1.0")
+    part = write_part(home / "cpu", [make_row(1)])
     write_manifest(home / "cpu", Manifest("cpu", "Apache-2.0", "test", (part,)))
     assert len(dataset.rows()) == 2 and dataset.rows(target="' OR 1=1 --") == ()
 
 
 def test_shards_and_database_are_one_set_by_id(tmp_path: Path, make_row, write_journal) -> None:
     write_journal(tmp_path / "home", "a", [make_row(0), make_row(1)])
-    part = write_part(tmp_path / "shipped" / "cpu", [make_row(1), make_row(2)], "0.1.0")
+    part = write_part(tmp_path / "shipped" / "cpu", [make_row(1), make_row(2)])
     write_manifest(tmp_path / "shipped" / "cpu", Manifest("cpu", "Apache-2.0", "test", (part,)))
     dataset = Dataset(tmp_path / "home", (tmp_path / "shipped",))
     dataset.ingest()

@@ -25,16 +25,16 @@ def filled(tmp_path: Path, make_row, write_journal) -> Dataset:
 
 
 def test_an_export_imported_as_ones_own_gives_byte_identical_rows(filled: Dataset, tmp_path: Path) -> None:
-    report = export_shard(filled, "cpu", tmp_path / "out", emmy_version="0.1.0")
+    report = export_shard(filled, "cpu", tmp_path / "out")
     assert report.rows == 30 and report.part is not None and verify(report.folder) == ()
     other = Dataset(tmp_path / "other")
-    assert import_shards(tmp_path / "out", other, emmy_version="0.1.0", own=True).rows == 30
+    assert import_shards(tmp_path / "out", other, own=True).rows == 30
     assert [r.to_json() for r in other.rows()] == [r.to_json() for r in filled.rows(target="cpu")]
 
 
 def test_the_same_rows_make_the_same_file(filled: Dataset, tmp_path: Path) -> None:
-    one = export_shard(filled, "cpu", tmp_path / "one", emmy_version="0.1.0").part
-    two = export_shard(filled, "cpu", tmp_path / "two", emmy_version="0.1.0").part
+    one = export_shard(filled, "cpu", tmp_path / "one").part
+    two = export_shard(filled, "cpu", tmp_path / "two").part
     assert one is not None and two is not None and one.name == two.name and one.read_bytes() == two.read_bytes()
 
 
@@ -42,13 +42,13 @@ def test_a_second_export_writes_only_what_is_new_and_never_touches_a_part(
     filled: Dataset, tmp_path: Path, make_row, write_journal
 ) -> None:
     out = tmp_path / "out"
-    first = export_shard(filled, "cpu", out, emmy_version="0.1.0", provenance="a laptop")
+    first = export_shard(filled, "cpu", out, provenance="a laptop")
     assert first.part is not None
     before = first.part.read_bytes()
-    assert export_shard(filled, "cpu", out, emmy_version="0.1.0").part is None
+    assert export_shard(filled, "cpu", out).part is None
     write_journal(filled.home, "b", [make_row(100)])
     filled.ingest()
-    second = export_shard(filled, "cpu", out, emmy_version="0.2.0")
+    second = export_shard(filled, "cpu", out)
     assert (second.rows, second.already) == (1, 30)
     assert first.part.read_bytes() == before and verify(first.folder) == ()
     assert [p.rows for p in read_manifest(first.folder).parts] == [30, 1]
@@ -57,10 +57,10 @@ def test_a_second_export_writes_only_what_is_new_and_never_touches_a_part(
 
 def test_other_peoples_rows_become_imported_and_derived_ones_stay_derived(tmp_path: Path, make_row) -> None:
     folder = tmp_path / "theirs" / "cpu"
-    part = write_part(folder, [make_row(0), make_row(1, origin="derived"), make_row(2, origin="imported")], "0.1.0")
+    part = write_part(folder, [make_row(0), make_row(1, origin="derived"), make_row(2, origin="imported")])
     write_manifest(folder, Manifest("cpu", "MIT", "someone else", (part,)))
     dataset = Dataset(tmp_path / "home")
-    report = import_shards(folder, dataset, emmy_version="0.1.0")
+    report = import_shards(folder, dataset)
     assert (report.rows, report.already) == (3, 0)
     assert [r.origin for r in dataset.rows()] == ["imported", "derived", "imported"]
     with dataset.snapshot() as snapshot:
@@ -70,8 +70,8 @@ def test_other_peoples_rows_become_imported_and_derived_ones_stay_derived(tmp_pa
 
 
 def test_importing_what_is_known_changes_nothing(filled: Dataset, tmp_path: Path) -> None:
-    export_shard(filled, "cpu", tmp_path / "out", emmy_version="0.1.0")
-    report = import_shards(tmp_path / "out", filled, emmy_version="0.1.0")
+    export_shard(filled, "cpu", tmp_path / "out")
+    report = import_shards(tmp_path / "out", filled)
     assert (report.rows, report.already) == (0, 30)
     assert all(r.origin == "measured" for r in filled.rows())
 
@@ -80,22 +80,22 @@ def test_rows_under_another_licence_are_not_mixed_in(tmp_path: Path, make_row) -
     dataset = Dataset(tmp_path / "home")
     for i, licence in enumerate(("MIT", "CC-BY-4.0")):
         folder = tmp_path / licence / "cpu"
-        write_manifest(folder, Manifest("cpu", licence, "x", (write_part(folder, [make_row(i)], "0.1.0"),)))
-    import_shards(tmp_path / "MIT", dataset, emmy_version="0.1.0")
+        write_manifest(folder, Manifest("cpu", licence, "x", (write_part(folder, [make_row(i)]),)))
+    import_shards(tmp_path / "MIT", dataset)
     with pytest.raises(DataError, match=r"under MIT, these are under CC-BY-4\.0"):
-        import_shards(tmp_path / "CC-BY-4.0", dataset, emmy_version="0.1.0")
+        import_shards(tmp_path / "CC-BY-4.0", dataset)
     assert len(dataset.rows()) == 1
 
 
 def test_a_target_without_rows_cannot_be_exported(filled: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no measured rows of target rtx4090"):
-        export_shard(filled, "rtx4090", tmp_path / "out", emmy_version="0.1.0")
+        export_shard(filled, "rtx4090", tmp_path / "out")
 
 
 @pytest.fixture
 def shard(tmp_path: Path, make_row) -> Path:
     folder = tmp_path / "shard" / "cpu"
-    write_manifest(folder, Manifest("cpu", "MIT", "x", (write_part(folder, [make_row(0), make_row(1)], "0.1.0"),)))
+    write_manifest(folder, Manifest("cpu", "MIT", "x", (write_part(folder, [make_row(0), make_row(1)]),)))
     return folder
 
 
@@ -116,7 +116,7 @@ def _rewrite(folder: Path, sql: str) -> None:
             con.execute(statement)
         path.unlink()
         con.execute(f"COPY t TO '{path}' (FORMAT parquet)")
-    from emmy.costmodel.shards import sha256_of
+    from emmy.costmodel.files import sha256_of
 
     manifest = read_manifest(folder)
     write_manifest(folder, replace(manifest, parts=(replace(manifest.parts[0], sha256=sha256_of(path)),)))
@@ -156,7 +156,7 @@ def test_verify_finds_what_a_right_digest_hides(shard: Path, sql: str, expected:
     _rewrite(shard, sql)
     assert expected in _faults(shard)
     with pytest.raises(DataError, match="so nothing was imported"):
-        import_shards(shard, Dataset(shard.parent.parent / "home"), emmy_version="0.1.0")
+        import_shards(shard, Dataset(shard.parent.parent / "home"))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_manifest_that_reaches_out_or_is_malformed_is_refused(
 
 
 def test_a_part_no_manifest_lists_is_not_read(shard: Path, make_row) -> None:
-    write_part(shard, [make_row(7)], "0.1.0")
+    write_part(shard, [make_row(7)])
     assert len(Dataset(shard.parent).rows()) == 2
 
 
@@ -189,7 +189,7 @@ def test_a_part_reads_as_it_was_written(shard: Path, make_row) -> None:
 
 
 def test_stats_count_rows_by_target_kind_status_and_origin(filled: Dataset) -> None:
-    export_shard(filled, "cpu", filled.home, emmy_version="0.1.0")
+    export_shard(filled, "cpu", filled.home)
     with filled.snapshot() as snapshot:
         stats = data_stats(snapshot)
         only = data_stats(snapshot, target="h200")

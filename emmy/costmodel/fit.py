@@ -1,0 +1,138 @@
+"""LightGBM models of timed candidates, as texts. Knows arrays; knows neither rows nor plans nor files.
+
+"time" members regress log2(time) less an offset (the roofline): comparable across problems, a prior for a search.
+"pick" members rank within a problem (lambdarank): better at the top, meaningless across problems. One thread and fixed
+seeds, so that the same samples give the same text; a second thread only spins on a busy machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.costmodel.features import FeatureSet
+from emmy.costmodel.model import Ensemble, Role
+
+Floats = NDArray[np.float64]
+
+SEEDS = (0, 1, 2)
+MAX_GROUP = 5_000  # LightGBM refuses lambdarank groups above 10,000
+# A candidate within GRADES[i] of its problem's best gets the grade len(GRADES) - i; the rest get 0.
+GRADES = (1.01, 1.03, 1.06, 1.12, 1.25, 1.5, 2.0, 4.0)
+_END = "end of trees\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Timed candidates. `problem[i]` indexes `problems`; a fold must not split a `workload`, an index into `workloads`."""
+
+    x: Floats  # [n, n_features]
+    time_us: Floats
+    problem: NDArray[np.int64]
+    problems: tuple[str, ...]
+    workload: NDArray[np.int64]
+    workloads: tuple[str, ...]
+    schedules: tuple[str, ...]
+    ids: tuple[str, ...]
+    features: FeatureSet
+    offset: str = ""  # name of the feature that predicts log2(time) up to a factor
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+    def take(self, which: NDArray[np.int64]) -> Samples:
+        """The samples at these indices."""
+        return Samples(
+            self.x[which],
+            self.time_us[which],
+            self.problem[which],
+            self.problems,
+            self.workload[which],
+            self.workloads,
+            tuple(self.schedules[i] for i in which),
+            tuple(self.ids[i] for i in which),
+            self.features,
+            self.offset,
+        )
+
+    @property
+    def offset_column(self) -> int | None:
+        return self.features.names.index(self.offset) if self.offset else None
+
+    @property
+    def log2_over_offset(self) -> Floats:
+        y = np.log2(self.time_us)
+        return y if self.offset_column is None else np.asarray(y - self.x[:, self.offset_column])
+
+    @property
+    def over_best(self) -> Floats:
+        """Each time over the best of its problem."""
+        best = np.full(len(self.problems), np.inf)
+        np.minimum.at(best, self.problem, self.time_us)
+        return np.asarray(self.time_us / best[self.problem])
+
+
+def fit(samples: Samples, seeds: Sequence[int] = SEEDS) -> list[tuple[Role, int, str]]:
+    """(role, seed, model text) of an ensemble: a "time" member a seed, and one "pick" member."""
+    times: list[tuple[Role, int, str]] = [("time", seed, _fit_time(samples, seed)) for seed in seeds]
+    return [*times, ("pick", seeds[0], _fit_pick(samples, seeds[0]))]
+
+
+def ensemble(samples: Samples, seeds: Sequence[int] = SEEDS) -> Ensemble:
+    """The fitted ensemble, to predict with at once."""
+    return Ensemble([(role, text) for role, _, text in fit(samples, seeds)], samples.offset_column)
+
+
+def _fit_time(samples: Samples, seed: int) -> str:
+    """Members differ by the rows and features each tree sees; where they disagree, little is known."""
+    settings: dict[str, object] = {"objective": "regression", "bagging_fraction": 0.7, "bagging_freq": 1}
+    return _train(samples, np.arange(len(samples)), samples.log2_over_offset, None, settings, seed)
+
+
+def _fit_pick(samples: Samples, seed: int) -> str:
+    order, sizes = _groups(samples, np.random.default_rng(seed))
+    grade = len(GRADES) - np.searchsorted(GRADES, samples.over_best, side="left")
+    settings: dict[str, object] = {"objective": "lambdarank", "lambdarank_truncation_level": 20}
+    return _train(samples, order, grade.astype(np.float64), sizes, settings, seed)
+
+
+def _groups(samples: Samples, rng: np.random.Generator) -> tuple[NDArray[np.int64], list[int]]:
+    """Indices sorted by problem, with the group sizes; a problem too large for one group is dealt to several at random."""
+    order: list[NDArray[np.int64]] = []
+    for p in np.unique(samples.problem):
+        members = rng.permutation(np.flatnonzero(samples.problem == p))
+        order += np.array_split(members, -(-len(members) // MAX_GROUP))
+    return np.concatenate(order), [len(g) for g in order]
+
+
+def _train(
+    samples: Samples,
+    order: NDArray[np.int64],
+    label: Floats,
+    group: list[int] | None,
+    settings: dict[str, object],
+    seed: int,
+) -> str:
+    import lightgbm
+
+    lightgbm.register_logger(logging.getLogger("emmy.costmodel.lightgbm"))
+    parameters = {
+        "learning_rate": 0.08,
+        "num_leaves": 31,
+        "min_data_in_leaf": min(10, max(1, len(samples) // 20)),
+        "feature_fraction": 0.7,
+        "seed": seed,
+        "num_threads": 1,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+        **settings,
+    }
+    names = list(samples.features.names)
+    data = lightgbm.Dataset(samples.x[order], label[order], group=group, feature_name=names)
+    text = lightgbm.train(parameters, data, num_boost_round=150).model_to_string()
+    return str(text[: text.index(_END) + len(_END)])  # what follows is never used

@@ -1,0 +1,242 @@
+"""A trained cost model: LightGBM trees as text and a card that says what they are. Loads, predicts, saves; trains nothing.
+
+`<name>.txt` is the texts of all members, one after the other; `<name>.json` is the card, which knows where each begins.
+No pickle. A model is used only with the feature set it was trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.costmodel.evaluate import RankerScore
+from emmy.costmodel.features import FeatureSet, feature_set
+from emmy.costmodel.files import write_atomically
+from emmy.costmodel.model_text import MAX_BYTES, check_model_text
+from emmy.errors import DataError, StaleModel
+
+if TYPE_CHECKING:
+    import lightgbm
+
+Floats = NDArray[np.float64]
+Role = Literal["time", "pick"]
+
+CARD_VERSION = 1
+MAX_CARD_BYTES = 1 << 20
+MAX_MEMBERS = 16
+UNCALIBRATED_LOG2 = 1.0  # spread of a model that no held-out problem has judged: a factor of two
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One LightGBM model. "time": log2(time) less the offset feature, by regression; "pick": order within a problem."""
+
+    role: Role
+    seed: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model was trained on and how good it was on problems it had not seen."""
+
+    target: str
+    feature_names: tuple[str, ...]
+    feature_digest: str
+    offset: str  # the feature a "time" member's output is added to; "" = none
+    members: tuple[Member, ...]
+    rows: int
+    rows_digest: str  # of the ids of the rows
+    workloads: tuple[str, ...]  # ops trained on
+    residual_log2: float | None  # typical error of a predicted ratio between two candidates; None = never held out
+    scores: tuple[RankerScore, ...]  # on held-out problems
+    emmy_version: str
+    time_utc: str
+    replaces: str = ""  # digest of the model deployed before
+
+    @property
+    def digest(self) -> str:
+        """Tells models apart by their texts: 16 hexadecimal digits."""
+        return hashlib.sha256("".join(m.sha256 for m in self.members).encode()).hexdigest()[:16]
+
+
+class Ensemble:
+    """The members of a model, ready to predict. `offset`: index of the feature that "time" outputs are added to."""
+
+    def __init__(self, texts: Sequence[tuple[Role, str]], offset: int | None) -> None:
+        self._offset = offset
+        self._times = [_booster(text) for role, text in texts if role == "time"]
+        self._picks = [_booster(text) for role, text in texts if role == "pick"]
+
+    def predict(self, x: Floats) -> tuple[Floats, Floats]:
+        """(log2 of the time in microseconds, disagreement of the members in the same unit), one each a row."""
+        each = np.stack([b.predict(x, num_threads=1) for b in self._times])
+        offset = x[:, self._offset] if self._offset is not None else 0.0
+        return np.asarray(each.mean(axis=0) + offset), np.asarray(each.std(axis=0))
+
+    def pick(self, x: Floats) -> Floats:
+        """A score by which the candidates of one problem are ordered; lower is better, and nothing else is meant."""
+        if not self._picks:
+            return self.predict(x)[0]
+        return np.asarray(-np.stack([b.predict(x, num_threads=1) for b in self._picks]).mean(axis=0))
+
+
+class CostModel:
+    """A model with its card. Implements the search's `Ranker`."""
+
+    def __init__(self, card: ModelCard, text: str, where: str) -> None:
+        """Raises DataError when the text is not what the card says."""
+        self.card, self.text = card, text
+        texts = _split(card, text, where)
+        names = card.feature_names
+        for i, (_, member) in enumerate(texts):
+            check_model_text(member, names, f"{where}: member {i}")
+        self._texts = texts
+
+    @cached_property
+    def ensemble(self) -> Ensemble:
+        names = self.card.feature_names
+        return Ensemble(self._texts, names.index(self.card.offset) if self.card.offset else None)
+
+    @property
+    def digest(self) -> str:
+        return self.card.digest
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether problems it had not seen have judged it."""
+        return self.card.residual_log2 is not None
+
+    def predict(self, x: Floats) -> tuple[Floats, Floats]:
+        """(log2 of the time in microseconds, spread in the same unit) for each row of x [n, n_features].
+
+        The spread joins the members' disagreement with the error seen on held-out problems.
+        """
+        log2_us, disagreement = self.ensemble.predict(x)
+        residual = self.card.residual_log2 if self.card.residual_log2 is not None else UNCALIBRATED_LOG2
+        return log2_us, np.hypot(disagreement, residual)
+
+    def pick(self, x: Floats) -> Floats:
+        """A score by which the candidates of one problem are ordered for a final choice; lower is better."""
+        return self.ensemble.pick(x)
+
+    def save(self, text_path: Path) -> None:
+        """Writes the text, then the card beside it; each in one step."""
+        write_atomically(text_path, self.text.encode())
+        write_atomically(text_path.with_suffix(".json"), card_json(self.card).encode())
+
+    @classmethod
+    def load(cls, text_path: Path, expected: FeatureSet | None = None, card_path: Path | None = None) -> CostModel:
+        """The model saved there. Raises StaleModel for another feature set, DataError for anything malformed."""
+        card = read_card(card_path or text_path.with_suffix(".json"))
+        expected = expected or feature_set()
+        if card.feature_digest != expected.digest or card.feature_names != expected.names:
+            raise StaleModel(
+                f"{text_path} was trained on feature set {card.feature_digest[:8]}, this Emmy computes "
+                f"{expected.digest[:8]}.\nRetrain with `emmy train-costmodel --gpu {card.target}`, or tune without it: "
+                "--model roofline"
+            )
+        return cls(card, _read(text_path, MAX_BYTES * MAX_MEMBERS), str(text_path))
+
+
+def member_of(role: Role, seed: int, text: str) -> Member:
+    """The card's entry for a member's text."""
+    data = text.encode()
+    return Member(role, seed, len(data), hashlib.sha256(data).hexdigest())
+
+
+def card_json(card: ModelCard) -> str:
+    """The card as it is written: indented JSON."""
+    return json.dumps({"v": CARD_VERSION, **asdict(card)}, indent=1) + "\n"
+
+
+def read_card(path: Path) -> ModelCard:
+    """The card written there. Raises DataError naming the field that is not as it must be."""
+    try:
+        raw = json.loads(_read(path, MAX_CARD_BYTES), object_pairs_hook=_no_repeats)
+    except ValueError as e:
+        raise DataError(f"{path}: not a model card: {e}") from None
+    names = {f.name for f in fields(ModelCard)}
+    if not isinstance(raw, dict) or raw.get("v") != CARD_VERSION or raw.keys() != names | {"v"}:
+        raise DataError(f"{path}: not a model card of version {CARD_VERSION}: keys {sorted(raw)}")
+    texts = ("target", "feature_digest", "offset", "rows_digest", "emmy_version", "time_utc", "replaces")
+    try:
+        residual = raw["residual_log2"]
+        card = ModelCard(
+            feature_names=tuple(_text(x) for x in raw["feature_names"]),
+            members=tuple(_member(x) for x in raw["members"]),
+            rows=int(raw["rows"]),
+            workloads=tuple(_text(x) for x in raw["workloads"]),
+            residual_log2=None if residual is None else float(residual),
+            scores=tuple(RankerScore(**x) for x in raw["scores"]),
+            **{key: _text(raw[key]) for key in texts},
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise DataError(f"{path}: a field of the model card is missing or mistyped: {e}") from None
+    if not 1 <= len(card.members) <= MAX_MEMBERS or all(m.role != "time" for m in card.members):
+        raise DataError(f"{path}: {len(card.members)} members; 1 to {MAX_MEMBERS} are allowed, one of them for times")
+    if card.offset and card.offset not in card.feature_names:
+        raise DataError(f"{path}: the offset {card.offset!r} is not one of its features")
+    return card
+
+
+def _member(raw: Mapping[str, object]) -> Member:
+    role, seed, size, digest = (raw[k] for k in ("role", "seed", "bytes", "sha256"))
+    if role not in ("time", "pick") or not isinstance(seed, int) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"member {dict(raw)}")
+    return Member("time" if role == "time" else "pick", seed, size, _text(digest))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object, refused when it names a key twice: readers would differ on which one counts."""
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return out
+
+
+def _read(path: Path, limit: int) -> str:
+    try:
+        with path.open("rb") as f:
+            data = f.read(limit + 1)
+        if len(data) > limit:
+            raise DataError(f"{path}: more than {limit} bytes")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(f"{path}: cannot read it: {e}") from None
+
+
+def _split(card: ModelCard, text: str, where: str) -> list[tuple[Role, str]]:
+    data, at, out = text.encode(), 0, []
+    for i, m in enumerate(card.members):
+        part = data[at : at + m.bytes]
+        if hashlib.sha256(part).hexdigest() != m.sha256:
+            raise DataError(f"{where}: member {i} is not the text its card describes; copy both files anew, or retrain")
+        out.append((m.role, part.decode()))
+        at += m.bytes
+    if at != len(data):
+        raise DataError(f"{where}: {len(data)} bytes, its card describes {at}")
+    return out
+
+
+def _booster(text: str) -> lightgbm.Booster:
+    import lightgbm
+
+    lightgbm.register_logger(logging.getLogger("emmy.costmodel.lightgbm"))
+    return lightgbm.Booster(model_str=text)

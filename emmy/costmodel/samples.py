@@ -1,0 +1,107 @@
+"""Dataset rows as training samples: which rows count, and what their schedules replay to now. Trains nothing.
+
+Features are never stored. A row's schedule is replayed with this Emmy, and where that no longer gives the source that
+was measured the row says nothing about what would be generated today: it is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from emmy.costmodel.features import ROOF, feature_set, features
+from emmy.costmodel.fit import Samples
+from emmy.errors import CompileError, PlanError, UsageError
+from emmy.ir.ops.op import Op, parse_op
+from emmy.ir.plan import Plan
+from emmy.ir.schedule import replay
+from emmy.ir.target import Target
+from emmy.records import Device, Measurement, Protocol
+
+# The digest of the source a plan of an op is generated to on a target.
+SourceDigest = Callable[[Op, Plan, Target], str]
+
+FAILED = "not timed: the status is not ok"
+CONTENDED = "contended"
+DERIVED = "derived from other rows"
+ELSEWHERE = "measured on another target or product"
+ILLEGAL = "its schedule is refused now"
+CHANGED = "its schedule generates another source now"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Samples, and how many rows were left out for which reason."""
+
+    samples: Samples
+    dropped: Mapping[str, int]
+
+
+def prepare(rows: Sequence[Measurement], target: Target, source_digest: SourceDigest | None) -> Prepared:
+    """The samples of `rows` on `target`. Several rows of one candidate become one sample, their median.
+
+    Without `source_digest` rows are taken to be of the source that their schedule generates now.
+    """
+    dropped: Counter[str] = Counter()
+    again: dict[tuple[str, str, Device, Protocol], list[Measurement]] = {}
+    for row in rows:
+        if (why := _unfit(row, target)) is not None:
+            dropped[why] += 1
+        else:
+            again.setdefault((row.op, row.schedule, row.device, row.protocol), []).append(row)
+    x, kept = [], []
+    for (op, schedule, _, protocol), same in again.items():
+        try:
+            found = parse_op(op)
+            plan = replay(found.program(), schedule, target)
+            digest = source_digest(found, plan, target) if source_digest else None
+        except (PlanError, UsageError, CompileError):
+            dropped[ILLEGAL] += len(same)
+            continue
+        now = [row for row in same if digest is None or row.source_digest == digest]
+        if len(now) < len(same):
+            dropped[CHANGED] += len(same) - len(now)
+        if now:
+            x.append(features(found, plan, target, protocol.threads))
+            kept.append(now)
+    return Prepared(_samples(x, kept), dict(dropped))
+
+
+def _unfit(row: Measurement, target: Target) -> str | None:
+    if row.origin == "derived":
+        return DERIVED
+    # Cache sizes and vector width are this machine's: another CPU's rows would get features that are not theirs.
+    if row.device.target != target.name or (target.is_cpu and row.device.product != target.product):
+        return ELSEWHERE
+    if row.time_us is None:
+        return FAILED
+    return CONTENDED if row.contended else None
+
+
+def _samples(x: Sequence[np.ndarray], kept: Sequence[Sequence[Measurement]]) -> Samples:
+    problems: dict[str, int] = {}
+    workloads: dict[str, int] = {}
+    first = [same[0] for same in kept]
+    of_problem = [problems.setdefault(_problem(row), len(problems)) for row in first]
+    of_workload = [workloads.setdefault(row.op, len(workloads)) for row in first]
+    return Samples(
+        x=np.stack(x) if x else np.empty((0, len(feature_set().names))),
+        time_us=np.array([median(t for row in same if (t := row.time_us)) for same in kept], dtype=np.float64),
+        problem=np.array(of_problem, dtype=np.int64),
+        problems=tuple(problems),
+        workload=np.array(of_workload, dtype=np.int64),
+        workloads=tuple(workloads),
+        schedules=tuple(row.schedule for row in first),
+        ids=tuple(row.id for row in first),
+        features=feature_set(),
+        offset=ROOF,
+    )
+
+
+def _problem(row: Measurement) -> str:
+    p, d = row.protocol, row.device
+    return f"{row.op} on {d.product} {d.uuid_hash[:8]}, {p.cache} {p.clocks} {p.clock}, {p.threads} threads"

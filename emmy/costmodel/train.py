@@ -1,0 +1,200 @@
+"""From samples to a judged model: folds, baselines, the final fit, and whether it may replace the deployed one.
+
+Folds are split by workload, so that a model is only ever judged on shapes it has not seen. From sixteen workloads on, an
+eighth (chosen by a hash of the op's text, always the same ones) is held out of every final fit too: on those the new
+model and the deployed one sit the same exam.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy import __version__
+from emmy.costmodel.evaluate import (
+    MIN_CANDIDATES,
+    TOLERANCE,
+    ProblemScore,
+    RankerScore,
+    copy_nearest,
+    fixed_list,
+    random_score,
+    scaled,
+    score,
+    summary,
+)
+from emmy.costmodel.fit import SEEDS, Samples, ensemble, fit
+from emmy.costmodel.model import CostModel, Ensemble, ModelCard, member_of
+from emmy.errors import UsageError
+from emmy.records import now_utc
+
+Floats = NDArray[np.float64]
+Progress = Callable[[str, int, int], None]  # what is done, steps done, steps in all
+
+FOLDS = 5
+EXAM_FROM = 16  # workloads
+EXAM_SHARE = 8
+MIN_SAMPLES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model and its scores on held-out problems: over all of them, and one by one."""
+
+    model: CostModel
+    scores: tuple[RankerScore, ...]
+    problems: tuple[ProblemScore, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a new model may be deployed, and why; the exam's mean top-10 regrets, where one was held."""
+
+    deploy: bool
+    why: str
+    new_top10: float | None = None
+    old_top10: float | None = None
+    exam_problems: int = 0
+
+
+def train(
+    samples: Samples,
+    target: str,
+    *,
+    seeds: Sequence[int] = SEEDS,
+    on_progress: Progress = lambda what, done, of: None,
+) -> TrainedModel:
+    """A model of `samples`, judged by folds. Raises UsageError when there are too few."""
+    if len(samples) < MIN_SAMPLES:
+        raise UsageError(
+            f"{len(samples)} usable samples of target {target}, at least {MIN_SAMPLES} are needed. "
+            f"Measure more: `emmy tune --gpu {target} ...`"
+        )
+    folds = list(_folds(samples))
+    problems: list[ProblemScore] = []
+    errors: list[Floats] = []
+    for i, (known, unseen) in enumerate(folds):
+        on_progress("folds", i, len(folds))
+        donors, held = samples.take(known), samples.take(unseen)
+        model = ensemble(donors, seeds)
+        problems += _scores(donors, held, model)
+        errors.append(_ratio_errors(held, model))
+    on_progress("folds", len(folds), len(folds))
+    study = samples.take(np.flatnonzero(~is_exam(samples)))
+    texts = fit(study, seeds)
+    scores = summary(problems)
+    ids = "\n".join(sorted(study.ids))
+    card = ModelCard(
+        target=target,
+        feature_names=samples.features.names,
+        feature_digest=samples.features.digest,
+        offset=samples.offset,
+        members=tuple(member_of(role, seed, text) for role, seed, text in texts),
+        rows=len(study),
+        rows_digest=hashlib.sha256(ids.encode()).hexdigest()[:16],
+        workloads=tuple(sorted({samples.workloads[i] for i in study.workload})),
+        residual_log2=float(np.sqrt(np.mean(np.concatenate(errors) ** 2))) if errors else None,
+        scores=scores,
+        emmy_version=__version__,
+        time_utc=now_utc(),
+    )
+    model_ = CostModel(card, "".join(text for _, _, text in texts), f"the new model of {target}")
+    return TrainedModel(model_, scores, tuple(problems))
+
+
+def judge(new: TrainedModel, samples: Samples, old: CostModel | None) -> Verdict:
+    """Whether `new` may replace `old`: it must beat picking at random, and not be worse on problems neither has seen."""
+    found = {s.ranker: s for s in new.scores}
+    if "model" not in found:
+        return Verdict(False, f"uncalibrated: no fold had a held-out problem of {MIN_CANDIDATES} candidates or more")
+    model, random = found["model"], found["random"]
+    if model.top10 >= random.top10:
+        return Verdict(
+            False, f"top-10 regret {model.top10:.1%} on held-out problems, picking at random has {random.top10:.1%}"
+        )
+    beats = f"top-10 regret {model.top10:.1%} on held-out problems against {random.top10:.1%} at random"
+    if old is None:
+        return Verdict(True, f"{beats}; no model was deployed")
+    seen = {*new.model.card.workloads, *old.card.workloads}
+    fresh = np.flatnonzero([samples.workloads[i] not in seen for i in samples.workload])
+    exam = samples.take(fresh)
+    ours, theirs = (_exam_scores(exam, m.ensemble) for m in (new.model, old))
+    if not ours:
+        return Verdict(True, f"{beats}; no problem is unseen by both it and the deployed model")
+    new_top10, old_top10 = float(np.mean(ours)), float(np.mean(theirs))
+    deploy = new_top10 <= old_top10 + TOLERANCE
+    why = f"exam of {len(ours)} unseen problems: top-10 regret {new_top10:.1%}, the deployed model has {old_top10:.1%}"
+    return Verdict(deploy, why, new_top10, old_top10, len(ours))
+
+
+def is_exam(samples: Samples) -> NDArray[np.bool_]:
+    """Which samples every final fit leaves out; none while there are few workloads."""
+    exam = [zlib.crc32(w.encode()) % EXAM_SHARE == 0 for w in samples.workloads]
+    if len(samples.workloads) < EXAM_FROM or all(exam):
+        return np.zeros(len(samples), dtype=np.bool_)
+    return np.asarray(exam, dtype=np.bool_)[samples.workload]
+
+
+def _folds(samples: Samples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(known, unseen) indices; no workload is on both sides."""
+    n = min(FOLDS, len(np.unique(samples.workload)))
+    if n < 2:
+        return
+    from sklearn.model_selection import GroupKFold
+
+    yield from GroupKFold(n).split(samples.x, groups=samples.workload)
+
+
+def _scores(donors: Samples, held: Samples, model: Ensemble) -> Iterator[ProblemScore]:
+    """Every ranker on each problem of `held` that has enough candidates."""
+    known = np.unique(donors.problem)
+    by_shape = _problem_shapes(donors, held)
+    over_best = np.log2(donors.over_best)
+    for p, here in _problems(held):
+        near = int(known[np.argmin([np.sum((by_shape[p] - by_shape[q]) ** 2) for q in known])])
+        donor = donors.take(np.flatnonzero(donors.problem == near))
+        rankings = {
+            "model": model.predict(here.x)[0],
+            "pick": model.pick(here.x),
+            "nearest": copy_nearest(here.x, here.schedules, donor.x, donor.schedules, donor.time_us),
+            "fixed": fixed_list(here.schedules, donors.schedules, over_best),
+        }
+        scores = {name: score(here.time_us, ranking) for name, ranking in rankings.items()}
+        scores["random"] = random_score(here.time_us)
+        yield ProblemScore(held.problems[p], len(here), float(here.time_us.min()), scores)
+
+
+def _problems(samples: Samples) -> Iterator[tuple[int, Samples]]:
+    for p in np.unique(samples.problem):
+        here = np.flatnonzero(samples.problem == p)
+        if len(here) >= MIN_CANDIDATES:
+            yield int(p), samples.take(here)
+
+
+def _problem_shapes(*parts: Samples) -> dict[int, Floats]:
+    """A problem's features, those that do not vary within any problem, scaled: what makes two problems near."""
+    x = np.vstack([s.x for s in parts])
+    problem = np.concatenate([s.problem for s in parts])
+    filled = np.nan_to_num(x)
+    constant = np.ones(x.shape[1], dtype=np.bool_)
+    for p in np.unique(problem):
+        constant &= np.ptp(filled[problem == p], axis=0) == 0
+    shapes = scaled(x[:, constant])
+    return {int(p): shapes[problem == p][0] for p in np.unique(problem)}
+
+
+def _ratio_errors(held: Samples, model: Ensemble) -> Floats:
+    """Errors of log2(time) on unseen problems, less each problem's mean error, which changes no order."""
+    error = model.predict(held.x)[0] - np.log2(held.time_us)
+    for p in np.unique(held.problem):
+        error[held.problem == p] -= error[held.problem == p].mean()
+    return np.asarray(error)
+
+
+def _exam_scores(exam: Samples, model: Ensemble) -> list[float]:
+    return [score(here.time_us, model.predict(here.x)[0]).top10 for _, here in _problems(exam)]
