@@ -68,7 +68,8 @@ class LoopNest:
 
     def fetches(self, operand: Operand, depth: int) -> float:
         """How often the operand's block at `depth` is fetched anew."""
-        innermost = max((i for i in range(depth) if self.loops[i].axis in operand.axes), default=-1)
+        walks = (i for i in range(depth) if self.loops[i].axis in operand.axes and self.trips(i) > 1)
+        innermost = max(walks, default=-1)
         return prod(self.trips(i) for i in range(innermost + 1))
 
     def moved_bytes(self, cache_bytes: float) -> tuple[float, ...]:

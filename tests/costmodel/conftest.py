@@ -23,7 +23,11 @@ Synthetic = Callable[..., Rows]
 
 
 def synthetic_rows(
-    per_op: int = 40, seed: int = 0, shapes: Sequence[tuple[int, int, int]] = SHAPES, repeats: int = 1, noise: float = 0.01
+    per_op: int = 40,
+    seed: int = 0,
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    repeats: int = 1,
+    noise: float = 0.01,
 ) -> Rows:
     """`per_op` random schedules of each shape, timed by the planted law. The same arguments give the same rows."""
     target, rng, rows = load_target(TARGET), random.Random(seed), []

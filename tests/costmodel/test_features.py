@@ -1,0 +1,161 @@
+"""Features count what they say, hold for every plan a schedule can make, and change their digest with their meaning."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emmy.costmodel.features import VERSION, dominant_work, feature_names, feature_set, features
+from emmy.costmodel.traffic import LoopNest, steps
+from emmy.ir.ops import parse_op
+from emmy.ir.plan import Plan
+from emmy.ir.schedule import replay
+from emmy.ir.target import Target, load_target
+
+CPU = replace(
+    load_target("cpu-portable"),
+    cores=2,
+    l1d_bytes=32 << 10,
+    l2_bytes=1 << 20,
+    l3_bytes=32 << 20,
+    dram_gbs=50.0,
+    boost_mhz=3000.0,
+    peak_tflops={"f32": 0.1, "f16->f32": 0.1, "bf16->f32": 0.1},
+    capabilities=frozenset({"pack", "vector"}),
+    vector_bits=128,
+)
+TILED = "k0/split(m,core,64) k0/split(n,serial,96) k0/split(k,serial,128) k0/stage(B,pack,1) k0.C/atom(fma,2,12,1,4) k0.C/unroll(4)"
+
+
+def _plan(op: str, schedule: str, target: Target = CPU) -> Plan:
+    return replay(parse_op(op).program(), schedule, target)
+
+
+def _values(op: str, schedule: str, target: Target = CPU, threads: int = 1) -> dict[str, float]:
+    row = features(parse_op(op), _plan(op, schedule, target), target, threads)
+    return dict(zip(feature_names(), row.tolist(), strict=True))
+
+
+def test_blocks_tiles_and_sums_are_those_of_the_printed_plan() -> None:
+    v = _values("matmul:200x192x256:f32", TILED, threads=2)
+    assert 2 ** v["log2_blocks"] == pytest.approx(4) and v["blocks_per_unit"] == 2 and v["tail_idle"] == 0
+    assert [2 ** v[f"log2_tile_{a}"] for a in "mnk"] == [64, 96, 128]
+    assert (v["sums"], v["sums_of_registers"], v["loads_per_fma"]) == (6, 6 / 16, 5 / 6)
+    assert (v["order_code"], v["k_depth"], v["unroll"]) == (2 * 5 + 3, 1, 4)
+
+
+def test_blocks_that_do_not_fill_the_last_wave_leave_cores_idle() -> None:
+    assert _values("matmul:192x192x256:f32", TILED, threads=2)["tail_idle"] == 0.25
+
+
+def test_packing_counts_every_copy_of_a_block() -> None:
+    v = _values("matmul:200x192x256:f32", TILED)
+    assert v["b_staged"] == 1 and v["a_staged"] == 0
+    assert 2 ** v["b_repeats"] == pytest.approx(4)  # each of the four blocks packs all of B
+    assert np.isnan(v["b_stride_zeros"]) and v["a_stride_zeros"] == 10  # rows of A are 1024 bytes apart
+
+
+def test_padding_is_counted_where_pieces_are_ragged() -> None:
+    v = _values("matmul:200x200x256:f32", "k0/split(n,serial,100) k0.C/atom(fma,3,12,1,4)")
+    assert v["waste_m"] == pytest.approx(201 / 200 - 1)
+    assert v["waste_n"] == pytest.approx(2 * 108 / 200 - 1)
+    assert v["waste_k"] == 0
+
+
+@given(st.integers(1, 60), st.lists(st.integers(1, 20), max_size=3))
+def test_steps_counts_the_innermost_pieces_of_a_walk(extent: int, pieces: list[int]) -> None:
+    def walk(left: int, rest: list[int]) -> int:
+        if not rest:
+            return 1
+        return sum(walk(min(rest[0], left - at), rest[1:]) for at in range(0, left, rest[0]))
+
+    assert steps(extent, tuple(pieces)) == walk(extent, pieces)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.permutations(["m", "n", "k"]), st.sampled_from((4, 8, 16)), st.sampled_from((4, 8, 16)), st.integers(64, 3000)
+)
+def test_moved_bytes_are_those_of_walking_the_loops_with_one_block_kept(
+    order, outer: int, inner: int, size: int
+) -> None:
+    """A cache that keeps, of each operand, the block last used: count its fetches by running the loops."""
+    words = [f"k0/split({a},serial,{outer})" for a in order] + [
+        f"k0/split({a},serial,{min(inner, outer)})" for a in order
+    ]
+    plan = _plan("matmul:16x32x16:f32", " ".join(words))
+    launch, work = dominant_work(plan)
+    nest = LoopNest(plan, launch.tile, work)
+    depth = nest.depth_that_fits(size)
+    counts = [int(nest.trips(i)) for i in range(depth)]
+    for i, operand in enumerate(nest.operands):
+        held, fetched = None, 0
+        for at in product(*map(range, counts)):
+            block = tuple(x for x, loop in zip(at, nest.loops, strict=False) if loop.axis in operand.axes)
+            fetched += block != held
+            held = block
+        assert nest.moved_bytes(size)[i] == pytest.approx(max(fetched, 1) * nest.block_bytes(operand, depth))
+
+
+def test_a_larger_cache_never_lets_more_bytes_pass() -> None:
+    plan = _plan("matmul:200x192x256:f32", TILED)
+    launch, work = dominant_work(plan)
+    nest = LoopNest(plan, launch.tile, work)
+    moved = [sum(nest.moved_bytes(size)) for size in (1 << i for i in range(6, 24))]
+    assert moved == sorted(moved, reverse=True) and moved[-1] == nest.footprint(0)
+
+
+SCHEDULES = (
+    "",
+    TILED,
+    "k0/split(n,core,64) k0/stage(A,pack,1) k0.C/atom(fma,4,8,1,4)",
+    "k0.C/atom(fma,1,4,1,4)",
+)
+
+
+@pytest.mark.parametrize(
+    "op", ["matmul:200x192x256:f32", "matmul:131x127x257:f32:bias,gelu_tanh", "matmul:m(1..512)x192x256:bf16"]
+)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_plan_has_features_that_are_finite_or_do_not_apply(op: str, schedule: str) -> None:
+    v = _values(op, schedule)
+    assert tuple(v) == feature_names() and not np.isinf(list(v.values())).any()
+    assert np.isfinite([v["log2_roof_us"], v["log2_flops"], v["intensity_near"], v["log2_blocks"]]).all()
+
+
+def test_a_gpu_plan_has_features_too() -> None:
+    gpu = load_target("h200")
+    v = _values("matmul:512x4096x3840:f16:nk", "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,64)", gpu)
+    assert 2 ** v["log2_blocks"] == pytest.approx(128) and v["tail_idle"] == pytest.approx(4 / 132)
+    assert not np.isinf(list(v.values())).any()
+
+
+def test_the_same_ratios_describe_a_plan_on_a_machine_twice_as_large() -> None:
+    twice = replace(CPU, l1d_bytes=2 * CPU.l1d_bytes)
+    small, large = _values("matmul:200x192x256:f32", TILED), _values("matmul:200x192x256:f32", TILED, twice)
+    assert large["tile_of_near"] == pytest.approx(small["tile_of_near"] - 1)
+
+
+def test_a_changed_meaning_needs_a_new_version() -> None:
+    """When this fails, features changed under models already trained: raise `VERSION`, then put the new hash here."""
+    rows = [features(parse_op("matmul:200x192x256:f32"), _plan("matmul:200x192x256:f32", s), CPU, 2) for s in SCHEDULES]
+    text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "aa1343859161333c")
+
+
+def test_the_digest_follows_names_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    import emmy.costmodel.features as module
+
+    before = feature_set().digest
+    feature_set.cache_clear()
+    monkeypatch.setattr(module, "VERSION", VERSION + 1)
+    assert feature_set().digest != before
+    feature_set.cache_clear()
+    monkeypatch.undo()
+    assert feature_set().digest == before
