@@ -1,0 +1,104 @@
+"""Candidates to binaries, several at once, while others are measured. Knows the code generator, no devices.
+
+What cannot be built is a value with the status its row will have; nothing is raised for a bad candidate.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emmy.errors import CompileError, PlanError, UsageError
+from emmy.ir.target import Target
+from emmy.records import Candidate, Status
+
+NICENESS = 10  # compilers give way to the kernel that is being measured
+MOST_DIAGNOSTICS = 1500  # characters of a compiler's output that a row keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate's binary. `digest` is the source's; `static` is what the compiler tells of the result."""
+
+    library: Path
+    digest: str
+    static: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    """Why there is none: "constraints" when the schedule is refused, "compile" when the compiler fails."""
+
+    status: Status
+    message: str
+
+
+Builder = Callable[[Candidate], Built]  # raises CompileError, or PlanError or UsageError for a refused schedule
+
+
+def builder(target: Target) -> Builder:
+    """Builds candidates for `target` with Emmy's code generator."""
+
+    def build(candidate: Candidate) -> Built:
+        from emmy.codegen import build as codegen
+        from emmy.codegen import gcc
+        from emmy.ir.ops import parse_op
+
+        unit = codegen.source(parse_op(candidate.op), candidate.schedule, target)
+        binary = gcc.build(unit, target)
+        return Built(binary.path, unit.digest, binary.static)
+
+    return build
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What came of a candidate, and the seconds it took."""
+
+    candidate: Candidate
+    result: Built | NotBuilt
+    compile_s: float
+
+
+class CompilePool:
+    """Threads that each run one compiler at a time, at low priority."""
+
+    def __init__(self, build: Builder, workers: int) -> None:
+        self._build = build
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="emmy-compile", initializer=_give_way)
+
+    def compile(self, candidates: Sequence[Candidate]) -> Iterator[Compiled]:
+        """Results in the candidates' order, as they come. Leaving the iterator early drops what has not begun."""
+        futures = [self._pool.submit(self._one, c) for c in candidates]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Waits for the compilers that run and drops what has not begun."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _one(self, candidate: Candidate) -> Compiled:
+        begin_s = time.perf_counter()
+        try:
+            result: Built | NotBuilt = self._build(candidate)
+        except CompileError as e:
+            result = NotBuilt("compile", str(e)[:MOST_DIAGNOSTICS])
+        except (PlanError, UsageError) as e:  # IllegalMove is a PlanError
+            result = NotBuilt("constraints", str(e)[:MOST_DIAGNOSTICS])
+        return Compiled(candidate, result, time.perf_counter() - begin_s)
+
+
+def _give_way() -> None:
+    """Lowers the priority of this thread alone (Linux counts it by thread), which the compilers it starts inherit."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

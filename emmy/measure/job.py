@@ -1,0 +1,198 @@
+"""Carries out a job in the worker: load, check, time in turns, look at the answers once more. Knows no processes.
+
+Of its device it uses the seam only, so a job on a GPU is this file too.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from emmy.errors import EmmyError
+from emmy.ir.ops import parse_op
+from emmy.ir.ops.op import Op
+from emmy.measure import timing
+from emmy.measure.check import Checker, Verdict, n_bytes, operands
+from emmy.measure.device import Buffer, Device, Runnable
+from emmy.measure.protocol import Job, Outcome, Report
+from emmy.measure.references import Case, References
+from emmy.measure.timing import Participant
+
+Announce = Callable[[str, int, float], None]  # phase, index of the library, seconds it may take
+
+HOST_LIMIT_S = 120.0  # for what is not the candidate's code: inputs, references, comparing
+SLACK = 20.0  # times its estimate that a sample may take, on top of the limit of one run
+# The stock kernel may round to the output's type after each step of an epilogue, so it may be off by a few roundings.
+STOCK_ERROR_NORM = 4.0
+
+
+@dataclass(slots=True)
+class Workbench:
+    """Everything about one op that a worker keeps between candidates."""
+
+    device: Device
+    op: Op
+    checker: Checker
+    sets: list[dict[str, Buffer]] = field(default_factory=list)
+    stock: tuple[str, Runnable] | None = None
+    stock_verdict: Verdict | None = None
+
+    @property
+    def case(self) -> Case:
+        """The inputs that timing runs on."""
+        return Case("normal", 1, self.op.typical_sizes())
+
+    def timing_sets(self, participants: int) -> list[dict[str, Buffer]]:
+        """Sets of operands to rotate over: the same numbers in different memory, outputs poisoned once."""
+        d, sizes = self.device, self.case.sizes
+        n = timing.set_count(d.cold_bytes, n_bytes(self.op, sizes), d.memory_bytes // 2, participants)
+        while len(self.sets) < n:
+            fresh = dict(operands(self.op, sizes, d.plain))
+            for name, data in self.checker.inputs(self.case).items():
+                fresh[name].write(data)
+            self.sets.append(fresh)
+        return self.sets[:n]
+
+
+class Jobs:
+    """Carries out jobs one after another on one device. `announce` is told what is being done and for how long."""
+
+    def __init__(self, device: Device, references: References, announce: Announce) -> None:
+        self.device, self.references, self._announce = device, references, announce
+        self._bench: Workbench | None = None
+
+    def run(self, job: Job) -> Report:
+        """The report on the job. A fault of a candidate ends the process instead; the parent knows whose it was."""
+        begin_s = time.process_time()
+        bench = self._workbench(job)
+        outcomes: dict[int, Outcome] = {}
+        passed: dict[int, tuple[Runnable, Verdict]] = {}
+        for index, library in enumerate(job.libraries):
+            self._announce("loading", index, job.run_limit_s)
+            try:
+                plan = self.device.load(library)
+            except (EmmyError, OSError) as e:
+                outcomes[index] = Outcome("runtime", f"the binary does not load: {e}")
+                continue
+            verdict = bench.checker.check(plan, self._checking(job, index))
+            if verdict.wrong:
+                outcomes[index] = Outcome("correctness", verdict.wrong, verdict.error_norm)
+            else:
+                passed[index] = (plan, verdict)
+        stock = self._stock(bench, job) if job.stock else None
+        if stock is not None and passed:
+            passed[len(job.libraries)] = stock
+        timed = self._time(bench, job, passed)
+        outcomes |= timed.outcomes
+        own = tuple(outcomes[i] for i in range(len(job.libraries)))
+        return Report(
+            job.id,
+            own,
+            stock=outcomes.get(len(job.libraries)),
+            stock_name=bench.stock[0] if bench.stock else "",
+            cpu_s=time.process_time() - begin_s,
+            displaced=timed.displaced,
+            switches=timed.switches,
+            buffer_sets=timed.buffer_sets,
+        )
+
+    def _workbench(self, job: Job) -> Workbench:
+        if self._bench is None or self._bench.op.key != job.op:
+            self._bench = None  # its memory first
+            op = parse_op(job.op)
+            self._bench = Workbench(self.device, op, Checker(self.device, self.references, op))
+        return self._bench
+
+    def _checking(self, job: Job, index: int) -> Callable[[str, bool], None]:
+        def announce(phase: str, is_candidate: bool) -> None:
+            self._announce(phase, index, job.run_limit_s if is_candidate else HOST_LIMIT_S)
+
+        return announce
+
+    def _sampling(self, job: Job, index: int) -> Callable[[float], None]:
+        def announce(expected_s: float) -> None:
+            at_work = index if index < len(job.libraries) else -1
+            self._announce("timing", at_work, job.run_limit_s + SLACK * expected_s)
+
+        return announce
+
+    def _stock(self, bench: Workbench, job: Job) -> tuple[Runnable, Verdict] | None:
+        """The stock kernel, its answer compared once an op: a ratio to a kernel that computes something else is none."""
+        if bench.stock is None:
+            self._announce("loading the stock kernel", -1, HOST_LIMIT_S)
+            bench.stock = self.device.stock(bench.op)
+        if bench.stock is None:
+            return None
+        if bench.stock_verdict is None:
+            self._announce("checking the stock kernel", -1, HOST_LIMIT_S)
+            bench.stock_verdict = _try_stock(bench, bench.stock[1])
+        return None if bench.stock_verdict.wrong else (bench.stock[1], bench.stock_verdict)
+
+    def _time(self, bench: Workbench, job: Job, passed: Mapping[int, tuple[Runnable, Verdict]]) -> _Timed:
+        if not passed:
+            return _Timed({}, 0.0, 0, 0)
+        self._announce("preparing to time", -1, HOST_LIMIT_S)
+        sets = bench.timing_sets(len(passed))
+        sizes = bench.case.sizes
+        participants = {
+            index: Participant(
+                tuple(plan.bind(buffers, sizes) for buffers in sets), self._sampling(job, index), verdict.run_ns
+            )
+            for index, (plan, verdict) in passed.items()
+        }
+        before, wall_s, cpu_s = _switches(), time.perf_counter(), time.process_time()
+        timing.take(
+            tuple(participants.values()),
+            self.device.time_ns,
+            job.samples,
+            thorough=job.thorough,
+            best_us=job.best_us,
+        )
+        wall_s, cpu_s, switches = time.perf_counter() - wall_s, time.process_time() - cpu_s, _switches() - before
+        outcomes = {
+            index: self._finish(bench, job, index, p, passed[index][1], sets[0]) for index, p in participants.items()
+        }
+        displaced = max(0.0, 1 - cpu_s / wall_s) if self.device.clock == "thread_cpu" else 0.0
+        return _Timed(outcomes, displaced, switches, len(sets))
+
+    def _finish(
+        self, bench: Workbench, job: Job, index: int, p: Participant, checked: Verdict, warm: Mapping[str, Buffer]
+    ) -> Outcome:
+        """The timed participant's outcome: its warm time, and its answer compared again after so many runs."""
+        samples = tuple(p.samples_us)
+        if not job.thorough and timing.is_hopeless(p, job.best_us):
+            return Outcome("ok", "", checked.error_norm, samples)
+        for name in bench.op.program().outputs:
+            warm[name].poison()
+        warm_us = timing.take_warm(p, self.device.time_ns, thorough=job.thorough)
+        is_stock = index == len(job.libraries)
+        self._announce("comparing after timing", -1, HOST_LIMIT_S)
+        verdict = bench.checker.compare(bench.case, warm)
+        if verdict.wrong and not is_stock:
+            bench.sets.clear()
+            message = f"right at first, wrong after {len(samples) * p.repeats} runs: {verdict.wrong}"
+            return Outcome("correctness", message, verdict.error_norm)
+        return Outcome("ok", "", checked.error_norm, samples, warm_us)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    outcomes: Mapping[int, Outcome]
+    displaced: float
+    switches: int
+    buffer_sets: int
+
+
+def _try_stock(bench: Workbench, stock: Runnable) -> Verdict:
+    buffers = bench.checker.buffers(bench.case)
+    call = stock.bind(buffers, bench.case.sizes)
+    run_ns = bench.device.time_ns([call])
+    verdict = bench.checker.compare(bench.case, buffers)
+    few_roundings = verdict.error_norm is not None and verdict.error_norm <= STOCK_ERROR_NORM
+    return Verdict(None if few_roundings else verdict.wrong, verdict.error_norm, run_ns)
+
+
+def _switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
