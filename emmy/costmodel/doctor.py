@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from emmy.costmodel.samples import SourceDigest
 from emmy.costmodel.snapshot import Snapshot
+from emmy.errors import EmmyError
+from emmy.ir.ops.op import parse_op
+from emmy.ir.roofline import roofline_us
+from emmy.ir.schedule import replay
+from emmy.ir.target import load_target
 from emmy.records import Measurement
 
 FaultKind = Literal["conflict", "implausible", "contended", "drifted", "derived", "stale"]
@@ -38,25 +44,49 @@ class Diagnosis:
         return sum(f.kind == kind for f in self.faults)
 
 
+def roof_us(row: Measurement) -> float | None:
+    """The least time the row's op can take where and how it was measured; None where the figures are not at hand."""
+    try:
+        op, target = parse_op(row.op), load_target(row.device.target)
+        if target.is_cpu and target.product != row.device.product:
+            return None  # a CPU's figures are detected, and this is another CPU
+        dtype, protocol = op.program().inputs[0].dtype, row.protocol
+        bound = roofline_us(op.work(), target, dtype, protocol.threads, cache=protocol.cache, clock_mhz=row.clock_mhz)
+    except EmmyError:
+        return None
+    return bound.time_us
+
+
+def why_stale(row: Measurement, source_digest: SourceDigest) -> str | None:
+    """Why the row's schedule no longer gives the source that was measured; None when it does, or is for another CPU."""
+    try:
+        op, target = parse_op(row.op), load_target(row.device.target)
+        if target.is_cpu and target.product != row.device.product:
+            return None
+        now = source_digest(op, replay(op.program(), row.schedule, target), target)
+    except EmmyError as e:
+        return f"it does not replay: {e}"
+    return None if now == row.source_digest else f"its source was {row.source_digest[:8]}, now it is {now[:8]}"
+
+
 def diagnose(
     snapshot: Snapshot,
     *,
-    roof_us: Callable[[Measurement], float | None] | None = None,
+    roof: Callable[[Measurement], float | None] | None = roof_us,
     stale: Callable[[Measurement], str | None] | None = None,
     target: str | None = None,
 ) -> Diagnosis:
     """Every fault found, the gravest kinds first.
 
-    roof_us: the least time a row's op can take on its device, None where not known
-    stale: why a row's schedule no longer replays to the source it measured, None when it does
+    roof:  the least time a row can have, as `roof_us` gives it; None = do not test
+    stale: why a row's source is not what its schedule gives now, as `why_stale` says it; None = do not test
     """
     rows = snapshot.rows(target=target)
     faults = list(_conflicts(snapshot))
     for row in rows:
-        if roof_us is not None and row.time_us is not None:
-            roof = roof_us(row)
-            if roof is not None and row.time_us * ROOF_MARGIN < roof:
-                faults.append(_fault("implausible", row, f"{row.time_us:.4g} us, its roofline is {roof:.4g} us"))
+        least = roof(row) if roof is not None and row.time_us is not None else None
+        if least is not None and row.time_us is not None and row.time_us * ROOF_MARGIN < least:
+            faults.append(_fault("implausible", row, f"{row.time_us:.4g} us, its roofline is {least:.4g} us"))
         if row.origin == "derived":
             faults.append(_fault("derived", row, "computed from other rows, not measured; never used for training"))
         if row.contended:
@@ -68,7 +98,7 @@ def diagnose(
     faults = [f for f in faults if target in (None, f.target)]
     faults.sort(key=lambda f: order.index(f.kind))
     missing: tuple[FaultKind, ...] = (
-        *(("implausible",) if roof_us is None else ()),
+        *(("implausible",) if roof is None else ()),
         *(("stale",) if stale is None else ()),
     )
     return Diagnosis(len(rows), tuple(faults), missing)

@@ -47,7 +47,9 @@ def train_costmodel(
     dataset = Dataset.of(home)
     dataset.ingest()
     with dataset.snapshot() as snapshot:
-        known = [str(name) for (name,) in snapshot.query("SELECT DISTINCT target FROM measurement ORDER BY target").rows]
+        known = [
+            str(name) for (name,) in snapshot.query("SELECT DISTINCT target FROM measurement ORDER BY target").rows
+        ]
     targets = [gpu] if gpu else known
     if not set(targets) & set(known):
         raise UsageError(

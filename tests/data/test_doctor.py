@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emmy.costmodel.dataset import Dataset
-from emmy.costmodel.doctor import Diagnosis, diagnose
+from emmy.costmodel.doctor import Diagnosis, diagnose, roof_us, why_stale
 from emmy.costmodel.shards import Manifest, write_manifest, write_part
-from emmy.records import Measurement
+from emmy.ir.target import load_target
+from emmy.records import Device, Measurement, Protocol
 
 ROOF_US = 50.0
 
@@ -21,11 +23,9 @@ def check(tmp_path: Path, write_journal):
         write_journal(tmp_path, "a", rows)
         dataset.ingest()
         if shard:
-            write_manifest(
-                tmp_path / "cpu", Manifest("cpu", "MIT", "x", (write_part(tmp_path / "cpu", shard, "0.1.0"),))
-            )
+            write_manifest(tmp_path / "cpu", Manifest("cpu", "MIT", "x", (write_part(tmp_path / "cpu", shard),)))
         with dataset.snapshot() as snapshot:
-            return diagnose(snapshot, roof_us=lambda _: ROOF_US, **options)  # type: ignore[arg-type]
+            return diagnose(snapshot, **{"roof": lambda _: ROOF_US, **options})  # type: ignore[arg-type]
 
     return run
 
@@ -81,3 +81,22 @@ def test_an_id_that_stands_for_two_different_rows_is_a_conflict(check, make_row)
 def test_the_diagnosis_of_one_target_says_nothing_of_others(check, make_row) -> None:
     rows = [make_row(0, contended=True), make_row(1, contended=True, target="h200")]
     assert _found(check(rows, target="h200")) == [("contended", (rows[1].id,))]
+
+
+def test_the_roofline_of_a_row_follows_its_op_device_and_threads(make_row) -> None:
+    target = load_target("cpu-portable")
+    device = Device(target.name, target.product, "", "", "")
+    row = make_row(0, op="matmul:512x512x512:f32", device=device, protocol=Protocol(cache="warm", threads=1))
+    roof = roof_us(row)
+    assert roof is not None and roof == pytest.approx(2 * 512**3 / (target.peak_tflops["f32"] / target.cores * 1e6))
+    assert roof_us(make_row(0, device=Device(target.name, "another CPU", "", "", ""))) is None
+    assert roof_us(make_row(0, op="no such op")) is None
+
+
+def test_a_row_is_stale_when_its_schedule_is_refused_or_gives_another_source(make_row) -> None:
+    target = load_target("cpu-portable")
+    device = Device(target.name, target.product, "", "", "")
+    row = make_row(0, op="matmul:64x64x64:f32", schedule="k0/split(m,core,16)", source_digest="abc", device=device)
+    assert why_stale(row, lambda op, plan, t: "abc") is None
+    assert "was abc, now it is def" in str(why_stale(row, lambda op, plan, t: "def"))
+    assert "does not replay" in str(why_stale(replace(row, schedule="k0/split(q,core,16)"), lambda op, plan, t: "abc"))
