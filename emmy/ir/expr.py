@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,8 @@ def _show(e: Expr, outer: int) -> str:
         return str(e)
     if e.fn in _INFIX:
         sign, rank = _INFIX[e.fn]
-        left, right = _show(e.args[0], rank), _show(e.args[1], rank + (e.fn in ("sub", "div")))
+        # Equal signs group to the left; comparisons chain in Python, so both their sides need brackets.
+        left, right = _show(e.args[0], rank + (e.fn in ("le", "lt"))), _show(e.args[1], rank + 1)
         text = f"{left} {sign} {right}"
         return f"({text})" if rank < outer else text
     if e.fn == "neg":
@@ -116,19 +118,35 @@ def _show(e: Expr, outer: int) -> str:
     return f"{e.fn}({', '.join(_show(a, 0) for a in e.args)})"
 
 
-@cache
+@lru_cache(maxsize=4096)
 def parse(text: str) -> Expr:
     """The expression `text` names, in Python's syntax: `where(k <= q + 96, S[h,q,k] * 0.25, -1e30)`. Raises PlanError."""
+    shown = repr(text) if len(text) <= 200 else repr(text[:200]) + "..."
     try:
-        return _from_ast(ast.parse(text, mode="eval").body, text)
+        return _from_ast(ast.parse(text, mode="eval").body, shown)
     except SyntaxError as e:
-        raise PlanError(f"expression {text!r}: {e.msg}") from None
+        raise PlanError(f"expression {shown}: {e.msg} at character {e.offset}") from None
+    except ValueError as e:  # a null character
+        raise PlanError(f"expression {shown}: {e}") from None
+    except (RecursionError, MemoryError):
+        raise PlanError(f"expression {shown}: {len(text)} characters nest too deep; write it as several stages") from None
+
+
+def _number(value: int | float, shown: str) -> Const:
+    """A finite constant; `True` and numbers beyond float64 are refused."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if isinstance(value, bool) or not isfinite(number):
+        raise PlanError(f"expression {shown}: {value if isinstance(value, bool) else number} is not a finite number")
+    return Const(number)
 
 
 def _from_ast(node: ast.expr, text: str) -> Expr:
     match node:
         case ast.Constant(value=int() | float() as v):
-            return Const(float(v))
+            return _number(v, text)
         case ast.Name(id=name):
             return Axis(name)
         case ast.Subscript(value=ast.Name(id=name), slice=index):
@@ -140,16 +158,14 @@ def _from_ast(node: ast.expr, text: str) -> Expr:
         case ast.Compare(left=a, ops=[op], comparators=[b]) if type(op) in _BINARY:
             return Apply(_BINARY[type(op)], (_from_ast(a, text), _from_ast(b, text)))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as v)):
-            return Const(-float(v))
+            return Const(-_number(v, text).value)
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return Apply("neg", (_from_ast(a, text),))
         case ast.Call(func=ast.Name(id=fn), args=args, keywords=[]) if fn in FUNCTIONS and FUNCTIONS[fn][0] == len(
             args
         ):
             return Apply(fn, tuple(_from_ast(a, text) for a in args))
-    raise PlanError(
-        f"expression {text!r}: cannot read {ast.unparse(node)!r}; known functions are {', '.join(FUNCTIONS)}"
-    )
+    raise PlanError(f"expression {text}: cannot read {ast.unparse(node)!r}; known functions are {', '.join(FUNCTIONS)}")
 
 
 def walk(e: Expr) -> Iterator[Expr]:

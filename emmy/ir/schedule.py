@@ -17,7 +17,9 @@ from emmy.ir.plan import Plan, naive
 from emmy.ir.program import Program
 from emmy.ir.target import Target
 
-_MOVE = re.compile(r"(?P<launch>\w+)(?:\.(?P<work>\w+))?/(?P<name>\w+)\((?P<args>[^()]*)\)")
+_MOVE = re.compile(r"(?P<launch>\w+)(?:\.(?P<work>\w+))?/(?P<name>\w+)\((?P<args>[^()]*)\)", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def parse_schedule(text: str) -> tuple[Move, ...]:
@@ -28,32 +30,27 @@ def parse_schedule(text: str) -> tuple[Move, ...]:
 def parse_move(text: str, index: int = 0) -> Move:
     """The move one word names. Raises UsageError that shows the expected form."""
     hit = _MOVE.fullmatch(text)
+    where = f"schedule move {index}: {text if len(text) <= 100 else text[:100] + '...'!r}"
     if not hit:
-        raise UsageError(
-            f"schedule move {index}: {text!r} has not the form launch/move(arguments), such as k0/split(m,core,64)"
-        )
+        raise UsageError(f"{where} has not the form launch/move(arguments), such as k0/split(m,core,64)")
     cls = MOVES.get(hit["name"])
     if cls is None:
-        raise UsageError(f"schedule move {index}: {text!r} names no move; the moves are {', '.join(sorted(MOVES))}")
+        raise UsageError(f"{where} names no move; the moves are {', '.join(sorted(MOVES))}")
     wanted = fields(cls)[2:]
-    given = [a.strip() for a in hit["args"].split(",")] if hit["args"].strip() else []
+    given = hit["args"].split(",") if hit["args"] else []
     required = sum(f.default is MISSING for f in wanted)
     form = f"{cls.name}({','.join(f.name for f in wanted)})"
     if not required <= len(given) <= len(wanted):
-        raise UsageError(
-            f"schedule move {index}: {text!r} has {len(given)} arguments, {form} takes {required}..{len(wanted)}"
-        )
+        takes = f"{required}" if required == len(wanted) else f"{required}..{len(wanted)}"
+        raise UsageError(f"{where} has {len(given)} arguments, {form} takes {takes}")
     values: dict[str, object] = {}
     for f, word in zip(wanted, given, strict=False):
-        is_number = "int" in str(f.type) or "Knob" in str(f.type)
-        if word == "?":
-            values[f.name] = OPEN
-        elif re.fullmatch(r"\d+", word) and is_number:
-            values[f.name] = int(word)
-        elif is_number:
-            raise UsageError(
-                f"schedule move {index}: {text!r}: {f.name} is {word!r}, a whole number is needed in {form}"
-            )
+        if str(f.type) == "Knob":
+            if word != "?" and not _NUMBER.fullmatch(word):
+                raise UsageError(f"{where}: {f.name} is {word!r}, a whole number below 10^18 or ? is needed in {form}")
+            values[f.name] = OPEN if word == "?" else int(word)
+        elif not _NAME.fullmatch(word):
+            raise UsageError(f"{where}: {f.name} is {word!r}, a name is needed in {form}")
         else:
             values[f.name] = word
     return cls(hit["launch"], hit["work"], **values)
@@ -66,20 +63,27 @@ def format_schedule(moves: tuple[Move, ...]) -> str:
 
 def apply_move(plan: Plan, move: Move, target: Target, index: int = 0) -> Plan:
     """The plan after one move. Raises IllegalMove with the move's own reason."""
+    after = _after(plan, move, target)
+    if isinstance(after, str):
+        raise IllegalMove(index, str(move), after)
+    return after
+
+
+@lru_cache(maxsize=1 << 15)  # schedules of one search share most of their prefixes
+def _after(plan: Plan, move: Move, target: Target) -> Plan | str:
+    """The plan after the move, or why there is none."""
     reason = f"knob {move.knobs[0]} is open" if move.knobs else move.refuse(plan, target)
-    if reason is not None:
-        raise IllegalMove(index, str(move), reason)
-    return move.rewrite(plan, target)
+    return move.rewrite(plan, target) if reason is None else reason
 
 
-@lru_cache(maxsize=100_000)
-def _replay(program: Program, moves: tuple[Move, ...], target: Target) -> Plan:
-    if not moves:
-        return naive(program)
-    return apply_move(_replay(program, moves[:-1], target), moves[-1], target, len(moves) - 1)
+@lru_cache(maxsize=1024)
+def _start(program: Program) -> Plan:
+    return naive(program)
 
 
 def replay(program: Program, schedule: str | tuple[Move, ...], target: Target) -> Plan:
     """The plan a schedule makes of a program for a target. Raises IllegalMove(index, move, reason) or UsageError."""
-    moves = parse_schedule(schedule) if isinstance(schedule, str) else schedule
-    return _replay(program, moves, target)
+    plan = _start(program)
+    for i, move in enumerate(parse_schedule(schedule) if isinstance(schedule, str) else schedule):
+        plan = apply_move(plan, move, target, i)
+    return plan
