@@ -6,13 +6,13 @@ are all the same three notions: Stage, Reduce, Monoid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from emmy.errors import PlanError
 from emmy.ir.dtype import DType
-from emmy.ir.expr import Axis, Expr, Read, axes_of, parse, reads
+from emmy.ir.expr import Axis, Expr, Read, axes_of, parse, reads, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +128,40 @@ class Program:
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        known = {v.name for v in self.inputs}
+        known: dict[str, tuple[str, ...]] = {}
+        for v in self.inputs:
+            self._check(known, v.name, v.axes)
+            known[v.name] = v.axes
         for s in self.stages:
             missing = [v for v in s.reads if v not in known]
             if missing:
                 raise PlanError(f"stage {s.out} reads {', '.join(missing)}, which no input or earlier stage provides")
-            loose = [a for a in axes_of(s.body) if a not in self._dim]
+            loose = [a for a in axes_of(s.body) if a not in s.every]
             if loose:
-                raise PlanError(f"stage {s.out} uses axes {', '.join(loose)}; the program has {', '.join(self._dim)}")
-            known.add(s.out)
+                raise PlanError(f"stage {s.out} uses axes {', '.join(loose)}; it walks {', '.join(s.every) or 'none'}")
+            odd = [str(r) for r in walk(s.body) if isinstance(r, Read) and r.index != known[r.value]]
+            if odd:
+                raise PlanError(f"stage {s.out} reads {', '.join(odd)}; a value is read at its own axes, in order")
+            if len({r.monoid for r in s.reduces}) > 1:
+                raise PlanError(f"stage {s.out} folds by {len(s.reduces)} monoids; all axes of a stage share one")
+            self._check(known, s.out, s.every)
+            known[s.out] = s.axes
         unknown = [o for o in self.outputs if o not in known]
         if unknown:
             raise PlanError(f"outputs {', '.join(unknown)} are computed by no stage")
+
+    def _check(self, known: Collection[str], name: str, axes: tuple[str, ...]) -> None:
+        if name in known:
+            raise PlanError(f"two values of the program are named {name}")
+        if unknown := [a for a in axes if a not in self._dim]:
+            raise PlanError(f"{name} has axes {', '.join(unknown)}; the program has {', '.join(self._dim)}")
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dims, self.inputs, self.stages, self.outputs))
+
+    def __hash__(self) -> int:  # computed once: plans and caches hash their program all the time
+        return self._hash
 
     @cached_property
     def _dim(self) -> Mapping[str, Dim]:
