@@ -11,13 +11,14 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from emmy.errors import UsageError
-from emmy.ir.dtype import DTYPES, DType, decode, encode, epsilon, size_bytes
+from emmy.ir.dtype import DTYPES, DType, Floats, decode, encode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Sym, Value, upper
 
 Layout = Literal["kn", "nk"]
 Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 _ACCUMULATION = {
     "f32": 8 * 2.0**-24,
@@ -47,8 +48,14 @@ class Matmul(Op):
         for name, d in (("m", self.m), ("n", self.n), ("k", self.k)):
             if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and not 1 <= d.lo <= d.hi):
                 raise UsageError(f"matmul: {name} is {d}, allowed 1..{_MAX_DIM}")
-        if len(set(self.epilogue)) != len(self.epilogue):
-            raise UsageError(f"matmul: epilogue {','.join(self.epilogue)} names a step twice; each may appear once")
+        if isinstance(self.m, Sym) and (self.m.name, self.m.multiple) != ("m", 1):
+            raise UsageError(f"matmul: the symbol {self.m} in multiples of {self.m.multiple}; m(lo..hi) in any multiple is allowed")
+        if self.dtype not in DTYPES or self.layout not in LAYOUTS:
+            allowed = f"{', '.join(DTYPES)} and {', '.join(LAYOUTS)}"
+            raise UsageError(f"matmul: dtype {self.dtype} and layout {self.layout}; allowed are {allowed}")
+        if not set(self.epilogue) <= set(EPILOGUES) or len(set(self.epilogue)) != len(self.epilogue):
+            allowed = f"any of {', '.join(EPILOGUES)}, each once"
+            raise UsageError(f"matmul: epilogue {','.join(self.epilogue)}; allowed are {allowed}")
 
     @property
     def key(self) -> str:
@@ -86,7 +93,7 @@ class Matmul(Op):
         for v in program.inputs:
             shape = [size[a] for a in v.axes]
             if kind == "integer":
-                x = rng.integers(-2, 3, shape).astype(np.float64)
+                x: Floats = rng.integers(-2, 3, shape).astype(np.float64)
             else:
                 x = rng.standard_normal(shape, dtype=np.float32) * (1 / sqrt(self.k) if v.name == "B" else 1.0)
             out[v.name] = encode(np.asarray(x), v.dtype)
@@ -94,7 +101,7 @@ class Matmul(Op):
 
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
         x = {v.name: decode(inputs[v.name], v.dtype) for v in self.program().inputs}
-        y = np.asarray(x["A"] @ (x["B"] if self.layout == "kn" else x["B"].T), dtype=np.float64)
+        y = np.matmul(x["A"], x["B"] if self.layout == "kn" else x["B"].T)
         for e in self.epilogue:
             match e:
                 case "bias":
@@ -104,7 +111,7 @@ class Matmul(Op):
                 case "residual":
                     y = y + x["R"]
                 case "gelu_tanh" | "silu":
-                    y = np.asarray(FUNCTIONS[e][1](y), dtype=np.float64)
+                    y = FUNCTIONS[e][1](y)
         return {"Y" if self.epilogue else "C": y}
 
     def work(self, sizes: Mapping[str, int] | None = None) -> Work:
@@ -115,7 +122,8 @@ class Matmul(Op):
         return Work(2.0 * m * self.n * self.k, float(moved * item))
 
     def is_exact(self, kind: InputKind) -> bool:
-        return kind == "integer" and not {"gelu_tanh", "silu"} & set(self.epilogue) and 4 * self.k < 2**24
+        largest = 2 * (4 * self.k + 2) + 2  # sums of products of -2..2, then bias, scale and residual of -2..2
+        return kind == "integer" and not {"gelu_tanh", "silu"} & set(self.epilogue) and largest < 2**24
 
     def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
         """Absolute: rounding of a sum of K products of unit variance grows like sqrt(K) at worst steps; relative: one output rounding.
@@ -138,26 +146,26 @@ def _step(e: Epilogue, y: Expr) -> Expr:
             return Apply(e, (y,))
 
 
-_DIMS = re.compile(r"(?P<m>\d+|m\(\d+\.\.\d+\))x(?P<n>\d+)x(?P<k>\d+)")
+_SIZE = r"[0-9]{1,18}"
+_DIMS = re.compile(rf"(?P<m>{_SIZE}|m\((?P<lo>{_SIZE})\.\.(?P<hi>{_SIZE})\))x(?P<n>{_SIZE})x(?P<k>{_SIZE})")
 
 
 def _parse(rest: str) -> Matmul:
     shape, _, tail = rest.partition(":")
-    dtype, _, options = tail.partition(":")
-    where = f"op 'matmul:{rest}'"
+    dtype, colon, options = tail.partition(":")
+    where = f"op 'matmul:{rest if len(rest) <= 100 else rest[:100] + '...'}'"
     hit = _DIMS.fullmatch(shape)
     if not hit:
-        raise UsageError(f"{where}: shape {shape!r} is not MxNxK, such as 512x4096x3840 or m(1..4096)x4096x3840")
-    if dtype not in DTYPES:
-        raise UsageError(f"{where}: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    words = [w for w in options.split(",") if w]
-    bad = [w for w in words if w not in EPILOGUES and w not in ("kn", "nk")]
-    if bad or (options and not words) or sum(w in ("kn", "nk") for w in words) > 1:
-        raise UsageError(f"{where}: options {options!r}; allowed are one of kn, nk and any of {', '.join(EPILOGUES)}")
-    m: Dim = int(hit["m"]) if hit["m"].isdigit() else Sym("m", *(int(x) for x in re.findall(r"\d+", hit["m"])))
-    layout: Layout = "nk" if "nk" in words else "kn"
+        raise UsageError(f"{where}: the shape is not MxNxK, such as 512x4096x3840 or m(1..4096)x4096x3840")
+    words = options.split(",") if colon else []
     epilogue = tuple(e for w in words for e in EPILOGUES if e == w)
-    return Matmul(m, int(hit["n"]), int(hit["k"]), dtype, layout, epilogue)
+    layouts = tuple(y for w in words for y in LAYOUTS if y == w)
+    if len(epilogue) + len(layouts) != len(words) or len(layouts) > 1:
+        raise UsageError(f"{where}: the options are not one of {', '.join(LAYOUTS)} and any of {', '.join(EPILOGUES)}")
+    if dtype not in DTYPES:
+        raise UsageError(f"{where}: the dtype is not one of {', '.join(DTYPES)}")
+    m: Dim = int(hit["m"]) if hit["lo"] is None else Sym("m", int(hit["lo"]), int(hit["hi"]))
+    return Matmul(m, int(hit["n"]), int(hit["k"]), dtype, layouts[0] if layouts else "kn", epilogue)
 
 
 PARSERS["matmul"] = _parse

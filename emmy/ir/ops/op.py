@@ -105,7 +105,8 @@ def parse_op(text: str) -> Op:
     """The op `text` names. Raises UsageError that says what was expected where."""
     kind, _, rest = text.strip().partition(":")
     if kind not in PARSERS:
+        shown = text if len(text) <= 100 else text[:100] + "..."
         raise UsageError(
-            f"op {text!r}: kind {kind!r} is not one of {', '.join(sorted(PARSERS))}; an example is matmul:512x4096x3840:f32"
+            f"op {shown!r}: the kind before the colon is not one of {', '.join(sorted(PARSERS))}; an example is matmul:512x4096x3840:f32"
         )
     return PARSERS[kind](rest)
