@@ -124,6 +124,11 @@ class Tile:
         return next((c for c in self.channels if c.value == value), None)
 
     @property
+    def is_plain(self) -> bool:
+        """True until a tile-level move has changed the tile: only its works are said."""
+        return self == Tile(tuple(Work(w.stage, w.combine) for w in self.works))
+
+    @property
     def n_block_loops(self) -> int:
         """How many leading loops of the nest are blocks of the launch."""
         return sum(x.level in BLOCK_LEVELS for x in self.nest)
@@ -157,6 +162,13 @@ class Plan:
     @cached_property
     def _launch(self) -> dict[str, Launch]:
         return {x.name: x for x in self.launches}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.program, self.launches, self.workspaces, self.guard))
+
+    def __hash__(self) -> int:  # computed once: replay looks plans up by value
+        return self._hash
 
     @cached_property
     def key(self) -> str:
@@ -194,9 +206,28 @@ class Plan:
             n *= self.extent(tile.nest[: c.at + 1], a)
         return n
 
+    def part_step(self, w: Workspace) -> int:
+        """Positions of the workspace's axis that one part covers; a smaller symbol fills fewer parts."""
+        return -(-upper(self.program.dim(w.axis)) // w.parts)
+
     def with_launch(self, launch: Launch) -> Plan:
         """The plan with the launch of that name replaced."""
         return replace(self, launches=tuple(launch if x.name == launch.name else x for x in self.launches))
+
+    def with_launch_after(self, launch: Launch, new: Launch) -> Plan:
+        """The plan with `launch` replaced and `new`, which takes over some of its works, right behind it.
+
+        What waited for `launch` may read what `new` stores, so it waits for `new` too.
+        """
+        out: list[Launch] = []
+        for x in self.launches:
+            if x.name == launch.name:
+                out += [launch, new]
+            elif launch.name in x.depends_on:
+                out.append(replace(x, depends_on=(*x.depends_on, new.name)))
+            else:
+                out.append(x)
+        return replace(self, launches=tuple(out))
 
     def stored(self, stage: Stage, launch: Launch) -> bool:
         """True when the stage's value leaves the launch: an output, or read by another one."""
@@ -219,17 +250,57 @@ def loop_works(
     has = [i for i, w in enumerate(works) if axis in axes_walked(program, w)]
     if not has:
         return works, (), ()
-    inside = works[has[0] : has[-1] + 1]
-    if len(inside) != len(has):
-        names = ", ".join(w.stage for w in inside if axis not in axes_walked(program, w))
-        raise PlanError(f"loop over {axis}: {names} has no such axis but stands between works that have it")
-    return works[: has[0]], inside, works[has[-1] + 1 :]
+    return works[: has[0]], works[has[0] : has[-1] + 1], works[has[-1] + 1 :]
 
 
 def axes_walked(program: Program, w: Work) -> tuple[str, ...]:
     """Axes a work loops over: a combining work no longer walks the folded ones."""
     s = program.stage(w.stage)
     return s.axes if w.combine else s.every
+
+
+def refuse_loops(plan: Plan, launch: Launch) -> str | None:
+    """Why the loops of a launch's tile do not compute its works, in one sentence; None when they do.
+
+    `launch` need not be the plan's own: moves ask before they add a loop.
+    """
+    t, p = launch.tile, plan.program
+    inside_block = t.nest[t.n_block_loops :]
+    for x in t.nest[: t.n_block_loops]:
+        for w in t.works:
+            if x.axis in axes_walked(p, w):
+                continue
+            leaves = plan.workspace(w.stage) is not None and not w.combine
+            if leaves or plan.stored(p.stage(w.stage), launch):
+                return f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
+    return _refuse_walk(p, t.works, inside_block)
+
+
+def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...]) -> str | None:
+    if not nest or not works:
+        return None
+    axis, rest = nest[0].axis, nest[1:]
+    parts = loop_works(p, works, axis)
+    inside = parts[1]
+    for w in inside:
+        if axis not in axes_walked(p, w):
+            ends = f"{inside[0].stage} and {inside[-1].stage}"
+            return f"{w.stage} has no axis {axis} but stands between {ends}, which have it"
+    folding = {w.stage for w in inside if not w.combine and axis in p.stage(w.stage).folded}
+    for w in inside:
+        early = [v for v in _reads(p, w) if v in folding]
+        if early:
+            return f"{w.stage} reads {early[0]}, which is not complete before the loop over {axis} ends"
+    for u in parts[0]:
+        first = next((x.axis for x in rest if x.axis in axes_walked(p, u)), None)
+        reader = next((w.stage for part in parts[1:] for w in part if u.stage in _reads(p, w)), None)
+        if reader and first in p.stage(u.stage).axes:
+            return f"{reader} reads {u.stage} outside the loop over {first} that makes it, with the loop over {axis} between"
+    return next((r for part in parts if (r := _refuse_walk(p, part, rest))), None)
+
+
+def _reads(p: Program, w: Work) -> tuple[str, ...]:
+    return () if w.combine else p.stage(w.stage).reads
 
 
 # ---------------------------------------------------------------- printer

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.expr import Read, factors
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, full_nest, put_work, refuse_path, register
+from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
@@ -42,25 +44,32 @@ class BindAtom(Move):
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         for la in plan.launches:
             for w in la.tile.works:
+                monoid = plan.program.stage(w.stage).monoid
+                if monoid is None or w.combine:
+                    continue
                 for kind in ATOMS.values():
-                    site = cls._site(plan, target, la, w, kind)
-                    if site:
-                        yield site
+                    for inner in tuple(s.out for s in monoid.lift) or (None,):
+                        site = cls._site(plan, target, la, w, kind, inner)
+                        if site:
+                            yield site
 
     @classmethod
-    def _site(cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind) -> Site | None:
-        if w.atoms or w.combine or not target.can(kind.capability) or not plan.program.stage(w.stage).reduces:
+    def _site(
+        cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind, inner: str | None
+    ) -> Site | None:
+        if cls(la.name, w.stage, kind.name, OPEN, OPEN, OPEN, OPEN, inner).refuse(plan, target):
             return None
-        domains = kind.domains(target)
-        values = {n: (d[0] if len(d) == 1 else OPEN) for n, d in domains.items()}
-        move = cls(la.name, w.stage, kind.name, values["m"], values["n"], values["k"], values["width"])
-        smallest = move.fill({n: d[0] for n, d in domains.items()})
-        if smallest.refuse(plan, target):
+        s = _contraction(plan, w, inner)
+        assert s is not None
+        domains = _legal(kind, target, _left(plan, la, w, s))
+        if not domains:
             return None
-        return Site(move, tuple((n, d) for n, d in domains.items() if len(d) > 1))
+        values = {n: (d[0] if len(d) == 1 else OPEN) for n, d in domains}
+        move = cls(la.name, w.stage, kind.name, values["m"], values["n"], values["k"], values["width"], inner)
+        return Site(move, tuple((n, d) for n, d in domains if len(d) > 1))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
-        missing = refuse_path(self, plan, needs_work=True)
+        missing = refuse_path(self, plan, work="required")
         if missing:
             return missing
         kind = ATOMS.get(self.atom)
@@ -69,6 +78,8 @@ class BindAtom(Move):
             return f"{target.name} has no atom {self.atom}; it has {', '.join(known)}"
         la = plan.launch(self.launch)
         w = la.tile.work(self.work or "")
+        if w.combine:
+            return f"{w.stage} combines the partial states of another launch: there is nothing to multiply in {self.launch}"
         s = _contraction(plan, w, self.inner)
         if s is None:
             return f"{w.stage} has no contraction {self.inner} inside its monoid"
@@ -84,12 +95,10 @@ class BindAtom(Move):
         reason = kind.refuse(m, n, k, width, target)
         if reason:
             return reason
-        for axis, step in zip(mnk_axes(s), (m, n, k), strict=True):
-            left = plan.extent(full_nest(plan, la, w), axis) if axis else 1
-            if kind.exact and left % step:
-                return f"{self.atom} takes {axis} by {step}, the tile has {left}"
-            if not kind.exact and step > 1 and step >= 2 * left:
-                return f"{self.atom} computes {step} of {axis} at once, the tile has {left}: at least half must be used"
+        for axis, step, left in zip(mnk_axes(s), (m, n, k), _left(plan, la, w, s), strict=True):
+            if not _fits(kind, step, left):
+                need = "a multiple is needed" if kind.exact else "at least half must be used"
+                return f"{self.atom} computes {step} of {axis or 'm'} at once, the tile has {left}: {need}"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
@@ -117,6 +126,29 @@ def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
     return (s.axes[-2] if len(s.axes) > 1 else None), s.axes[-1], s.folded[-1]
 
 
+def _left(plan: Plan, la: Launch, w: Work, s: Stage) -> tuple[int, int, int]:
+    """What the tile and the work's own loops leave of the axes m, n and k."""
+    nest = full_nest(plan, la, w)
+    m, n, k = mnk_axes(s)
+    return (plan.extent(nest, m) if m else 1, plan.extent(nest, n), plan.extent(nest, k))
+
+
+def _fits(kind: AtomKind, step: int, left: int) -> bool:
+    return left % step == 0 if kind.exact else step == 1 or step < 2 * left
+
+
+@lru_cache(maxsize=4096)
+def _legal(kind: AtomKind, target: Target, left: tuple[int, int, int]) -> Domains:
+    """The knobs' values that are part of some legal shape; () when no shape is legal."""
+    domains = dict(kind.domains(target))
+    for name, n in zip(("m", "n", "k"), left, strict=True):
+        domains[name] = tuple(x for x in domains[name] if _fits(kind, x, n))
+    shapes = product(domains["m"], domains["n"], domains["k"], domains["width"])
+    legal = [(m, n, k, width) for m, n, k, width in shapes if kind.refuse(m, n, k, width, target) is None]
+    at = {name: {shape[i] for shape in legal} for i, name in enumerate(("m", "n", "k", "width"))}
+    return tuple((name, tuple(x for x in d if x in at[name])) for name, d in domains.items()) if legal else ()
+
+
 def _contraction(plan: Plan, w: Work, inner: str | None) -> Stage | None:
     s = plan.program.stage(w.stage)
     if not inner:
@@ -132,16 +164,14 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan) -> str | None:
     if len(parts) != 2:
         return f"{kind.name} multiplies 2 operands, {s.out} has {len(parts)} factors: operand(...) joins two of them"
     a, b = parts
-    _, n, k = mnk_axes(s)
+    m, n, k = mnk_axes(s)
     if (
         not (isinstance(a, Read) and isinstance(b, Read))
-        or k not in a.index
-        or k not in b.index
-        or n in a.index
-        or n not in b.index
+        or not {k} <= set(a.index) <= set(s.every) - {n}
+        or not {k, n} <= set(b.index) <= set(s.every) - {m}
     ):
         return f"{kind.name} multiplies A[m,k] and B[n,k] or B[k,n]; {s.out} is a sum of {s.body}"
-    contiguous = k if kind.vector_axis is None else plan.program.value(b.value).axes[-1]
-    if kind.vector_axis == "k" and contiguous != k:
-        return f"{kind.name} reads vectors along {k}, {b.value} is contiguous along {contiguous}"
+    across = [x for x in (a, b) if x.index[-1] != k]
+    if kind.vector_axis == "k" and across:
+        return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].index[-1]}"
     return None

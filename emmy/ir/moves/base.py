@@ -1,8 +1,9 @@
 """What a move is: a rewrite of a plan that enumerates its own legal sites and refuses with one sentence.
 
 A move is a frozen dataclass: first the launch (and for some the work) it applies to, then its arguments in the order
-the schedule text prints them. A field that holds OPEN is a knob that a search still has to choose. To add a move, write
-one file that subclasses Move; the registry, the schedule text, the search space and the contract tests follow.
+the schedule text prints them: names (`str`, or `str | None` with a default) and numbers (`Knob`). A knob that holds OPEN
+is still to be chosen by a search. To add a move, write one file that subclasses Move; the registry, the schedule text,
+the search space and the contract tests follow.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from emmy.errors import PlanError
 from emmy.ir.plan import Launch, Loop, Plan, Tile, Work
@@ -92,12 +93,16 @@ class Site:
 
 
 MOVES: dict[str, type[Move]] = {}
+_ARGUMENT_TYPES = ("str", "str | None", "Knob")  # as written: the schedule text reads names and numbers
 
 
 def register(cls: type[Move]) -> type[Move]:
     """Class decorator: the schedule text can name the move."""
     if cls.name in MOVES:
         raise PlanError(f"two moves are named {cls.name}: {MOVES[cls.name].__qualname__} and {cls.__qualname__}")
+    odd = [f"{f.name}: {f.type}" for f in fields(cls)[2:] if f.type not in _ARGUMENT_TYPES]
+    if odd:
+        raise PlanError(f"move {cls.name} has arguments {', '.join(odd)}; the types are {', '.join(_ARGUMENT_TYPES)}")
     MOVES[cls.name] = cls
     return cls
 
@@ -114,16 +119,26 @@ def put_work(plan: Plan, launch: Launch, work: Work) -> Plan:
     return put(plan, launch, replace(launch.tile, works=works))
 
 
-def refuse_path(move: Move, plan: Plan, needs_work: bool = False) -> str | None:
-    """Why the move's launch or work does not exist."""
+def refuse_path(move: Move, plan: Plan, work: Literal["none", "optional", "required"] = "none") -> str | None:
+    """Why the move's launch or work does not exist. `work` says whether the move is one of a launch or of a work."""
     if not plan.has_launch(move.launch):
         return f"launch {move.launch} does not exist; the plan has {', '.join(x.name for x in plan.launches)}"
     stages = [w.stage for w in plan.launch(move.launch).tile.works]
+    if move.work is not None and work == "none":
+        return f"{move.name} changes the whole launch: write {move.launch}/{move.name}(...), without {move.work}"
     if move.work is not None and move.work not in stages:
         return f"{move.launch} has no work {move.work}; it has {', '.join(stages)}"
-    if needs_work and move.work is None:
+    if move.work is None and work == "required":
         return f"{move.name} needs a work, such as {move.launch}.{stages[-1]}/{move.name}(...)"
     return None
+
+
+def refuse_late_loop(move: Move, launch: Launch) -> str | None:
+    """Why a loop can no longer be added to the launch's tile: a work's own loops already cut what is left."""
+    own = next((w for w in launch.tile.works if w.nest), None)
+    if own is None:
+        return None
+    return f"{own.stage} has {len(own.nest)} loops of its own inside the tile: {move.name} comes before them"
 
 
 def full_nest(plan: Plan, launch: Launch, work: Work | None) -> tuple[Loop, ...]:

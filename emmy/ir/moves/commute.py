@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from emmy.ir.expr import Expr, Read, axes_of, factors, product
 from emmy.ir.moves.base import Move, Site, refuse_path, register
-from emmy.ir.moves.rewrite import refuse_nest, replace_stages
+from emmy.ir.moves.rewrite import refuse_name, refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
@@ -46,7 +46,7 @@ class Commute(Move):
             return f"all {len(kept)} factors of {self.out} depend on {','.join(s.folded)}"
         if not kept:
             return f"no factor of {self.out} depends on {','.join(s.folded)}: nothing would be summed"
-        return None
+        return refuse_name(plan, f"{s.out}_acc")
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         s = plan.program.stage(self.out)

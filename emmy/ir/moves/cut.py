@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import Move, Site, put, refuse_path, register
+from emmy.ir.moves.base import Move, Site, refuse_path, register
 from emmy.ir.plan import Launch, Plan, Tile
 from emmy.ir.target import Target
 
@@ -40,13 +40,12 @@ class Cut(Move):
         stages = [w.stage for w in la.tile.works]
         if self.out not in stages[1:]:
             return f"{self.launch} computes {', '.join(stages)}; cut takes one that is not the first, got {self.out}"
-        if la.tile.nest:
-            return f"{self.launch} has {len(la.tile.nest)} loops: cut comes before splits"
+        if not la.tile.is_plain:
+            return f"{self.launch} has {len(la.tile.nest)} loops and {len(la.tile.channels)} channels: cut comes before tile-level moves"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         la = plan.launch(self.launch)
         i = [w.stage for w in la.tile.works].index(self.out)
         new = Launch(f"k{len(plan.launches)}", Tile(la.tile.works[i:]), (self.launch,))
-        plan = put(plan, la, replace(la.tile, works=la.tile.works[:i]))
-        return replace(plan, launches=(*plan.launches, new))
+        return plan.with_launch_after(replace(la, tile=replace(la.tile, works=la.tile.works[:i])), new)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.expr import Apply, Axis, Read, parse, substitute
+from emmy.ir.expr import Apply, Axis, Read, factors, parse, reads, substitute
 from emmy.ir.moves.base import Move, Site, refuse_path, register
 from emmy.ir.moves.rewrite import refuse_nest, replace_stages
 from emmy.ir.plan import Plan
@@ -43,18 +43,26 @@ class Online(Move):
             return missing
         if not plan.program.has_stage(self.out):
             return f"the program has no stage {self.out}"
-        return (
-            None
-            if _softmax(plan.program, self.out)
-            else f"{self.out} is not a quotient of two sums of one softmax over one axis"
-        )
+        found = _softmax(plan.program, self.out)
+        if found is None:
+            return f"{self.out} is not a quotient of two sums of one softmax over one axis"
+        gone = [s.out for s in found]
+        for s in plan.program.stages:
+            read = [v for v in s.reads if v in gone]
+            if read and s.out not in (*gone, self.out):
+                return f"{s.out} reads {read[0]}, which online({self.out}) would no longer compute"
+        left = [v for v in gone if v in plan.program.outputs]
+        if left:
+            return f"{left[0]} leaves the program: online({self.out}) would no longer compute it"
+        clash = [v for s in found for v in s.reads if v in _STATES and v not in gone]
+        return f"{clash[0]} is read by {self.out} and names a component of its state" if clash else None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         found = _softmax(plan.program, self.out)
         assert found is not None
         top, weight, total, weighted = found
-        low = {weight.out: "p", top.out: "m", total.out: "l", weighted.out: "o"}
-        lift = tuple(_rename(s, low) for s in (top, weight, total, weighted))
+        low = dict(zip((s.out for s in found), _STATES, strict=True))
+        lift = tuple(_rename(s, low) for s in found)
         larger = parse("maximum(a_m, b_m)")
         state = (("m", top.axes), ("l", total.axes), ("o", weighted.axes))
         combine = (
@@ -64,9 +72,12 @@ class Online(Move):
         finish = Apply("div", (Axis("o"), Axis("l")))
         monoid = Monoid("online_softmax", state, (-1e30, 0.0, 0.0), combine, finish, lift)
         old = plan.program.stage(self.out)
-        new = Stage(self.out, weighted.axes, weighted.body, (Reduce(weighted.folded[0], monoid),), old.dtype)
+        new = Stage(self.out, old.axes, weighted.body, (Reduce(weighted.folded[0], monoid),), old.dtype)
         new = replace(new, body=substitute(new.body, lambda r: top.body if r.value == weight.out else r))
-        return replace_stages(plan, self.launch, (top.out, weight.out, total.out, weighted.out, self.out), (new,))
+        return replace_stages(plan, self.launch, (*low, self.out), (new,))
+
+
+_STATES = ("m", "p", "l", "o")  # maximum, weights, their sum, weighted sum: as the lift's stages are named
 
 
 def _rename(s: Stage, low: dict[str, str]) -> Stage:
@@ -98,4 +109,8 @@ def _softmax(p: Program, out: str) -> tuple[Stage, Stage, Stage, Stage] | None:
         return None
     top = tops[0]
     shifted = Apply("exp", (Apply("sub", (top.body, Read(top.out, top.axes))),))
-    return (top, weight, total, weighted) if weight.body == shifted else None
+    others = [f for f in factors(weighted.body) if f != Read(weight.out, weight.axes)]
+    linear = len(others) == len(factors(weighted.body)) - 1  # rescaling the weights must rescale their sums
+    apart = not any({weight.out, top.out, total.out} & set(reads(f)) for f in others)
+    nested = set(top.axes) <= set(total.axes) <= set(weighted.axes) and len(total.folded) == 1
+    return (top, weight, total, weighted) if weight.body == shifted and linear and apart and nested else None

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from emmy.ir.expr import Read, axes_of, factors, product
 from emmy.ir.moves.base import Move, Site, refuse_path, register
-from emmy.ir.moves.rewrite import refuse_nest, replace_stages
+from emmy.ir.moves.rewrite import refuse_name, refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
@@ -53,13 +53,14 @@ class Operand(Move):
             return f"{self.out} has {len(factors(s.body))} factors: an atom sees two already"
         if not set(axes_of(parts[self.factor])) <= set(axes_of(parts[self.value])):
             return f"{self.factor} has axes {','.join(axes_of(parts[self.factor]))}, {self.value} only {','.join(axes_of(parts[self.value]))}"
-        return None
+        return refuse_name(plan, f"{self.value}_{self.factor}")
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         s = plan.program.stage(self.out)
         parts = {f.value: f for f in factors(s.body) if isinstance(f, Read)}
         a, b = parts[self.factor], parts[self.value]
         joined = Stage(f"{self.value}_{self.factor}", b.index, product((a, b)))
-        rest = tuple(f for f in factors(s.body) if f not in (a, b))
-        body = product((*rest, Read(joined.out, joined.axes)))
-        return replace_stages(plan, self.launch, (s.out,), (joined, replace(s, body=body)))
+        operands = list(factors(s.body))
+        operands.remove(a)  # once: a factor may stand twice
+        operands[operands.index(b)] = Read(joined.out, joined.axes)
+        return replace_stages(plan, self.launch, (s.out,), (joined, replace(s, body=product(tuple(operands)))))

@@ -11,10 +11,18 @@ from emmy.ir.program import Stage
 
 def refuse_nest(move: Move, plan: Plan) -> str | None:
     """Why the program can no longer change: loops or other launches already refer to its stages."""
-    loops = len(plan.launch(move.launch).tile.nest)
-    if loops or len(plan.launches) > 1:
-        return f"{move.launch} has {loops} loops and the plan {len(plan.launches)} launches: {move.name} comes before splits and cuts"
+    if len(plan.launches) > 1:
+        return f"the plan has {len(plan.launches)} launches: {move.name} comes before cut and splitk"
+    t = plan.launch(move.launch).tile
+    if not t.is_plain:
+        return f"{move.launch} has {len(t.nest)} loops and {len(t.channels)} channels: {move.name} comes before tile-level moves"
     return None
+
+
+def refuse_name(plan: Plan, name: str) -> str | None:
+    """Why a new stage cannot have that name."""
+    taken = plan.program.has_stage(name) or any(v.name == name for v in plan.program.inputs)
+    return f"the program has a value named {name} already" if taken else None
 
 
 def replace_stages(plan: Plan, launch: str, gone: tuple[str, ...], new: tuple[Stage, ...]) -> Plan:

@@ -54,6 +54,8 @@ class Specialize(Move):
         if wrong:
             return f"{', '.join(wrong)}: a producer of its own fills by tma only"
         if isinstance(self.agents, int) and isinstance(self.producer_regs, int) and isinstance(self.consumer_regs, int):
+            if self.agents < 1:
+                return f"{self.agents} consumer warpgroups: at least 1 is needed"
             for n in (self.producer_regs, self.consumer_regs):
                 if n not in _SETMAXNREG:
                     return f"{n} registers a thread: multiples of 8 in {_SETMAXNREG[0]}..{_SETMAXNREG[-1]} are allowed"

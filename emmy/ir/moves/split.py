@@ -6,8 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, full_nest, powers, put, put_work, refuse_path, register
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, axes_walked
+from emmy.ir.moves.base import (
+    OPEN,
+    Knob,
+    Move,
+    Site,
+    full_nest,
+    powers,
+    put,
+    put_work,
+    refuse_late_loop,
+    refuse_path,
+    register,
+)
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops
 from emmy.ir.target import Target
 
 
@@ -42,35 +54,58 @@ class Split(Move):
                         yield Site(cls(la.name, None, axis, level, OPEN), (("step", steps),))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
-        missing = refuse_path(self, plan)
-        if missing:
-            return missing
-        if isinstance(self.step, int) and not 1 <= self.step <= (
-            size := plan.extent(self._nest(plan), self.axis) if self._has_axis(plan) else 0
-        ):
-            return (
-                f"{self.axis} has {size} left, the step is {self.step}: it must be 1..{size}"
-                if size
-                else f"{self.launch} has no axis {self.axis}"
-            )
-        return self._refuse_place(plan, target)
+        missing = refuse_path(self, plan, work="optional")
+        return missing or self._refuse_place(plan, target) or self._refuse_step(plan, target)
+
+    def _refuse_step(self, plan: Plan, target: Target) -> str | None:
+        if not isinstance(self.step, int):
+            return None
+        nest = self._nest(plan)
+        size = plan.extent(nest, self.axis)
+        if not 1 <= self.step <= size:
+            return f"{self.axis} has {size} left, the step is {self.step}: it must be 1..{size}"
+        width = next(x.width for x in target.levels if x.name == self.level)
+        if not width or self.level in BLOCK_LEVELS:
+            return None
+        agents = -(-size // self.step)
+        for i, x in enumerate(nest):
+            agents *= plan.count(nest, i) if x.level == self.level else 1
+        if agents > width:
+            return f"{agents} pieces side by side at level {self.level}, {target.name} has {width}"
+        return None
 
     def _refuse_place(self, plan: Plan, target: Target) -> str | None:
         la = plan.launch(self.launch)
         if not self._has_axis(plan):
-            return f"{self.launch} has no axis {self.axis}; it has {', '.join(a for a, _ in plan.program.dims if _walked(plan, la, a))}"
+            axes = (a for a, _ in plan.program.dims if _walked(plan, la, a))
+            return f"{self.path} has no axis {self.axis}; {self.launch} has {', '.join(axes)}"
         if self.level not in target.loop_levels:
             return f"{target.name} has no level {self.level}; it has {', '.join(target.loop_levels)}"
+        if self.work:
+            return self._refuse_own_loop(la.tile.work(self.work))
+        late = refuse_late_loop(self, la)
+        if late:
+            return late
         if self.level in BLOCK_LEVELS:
-            if self.work or any(x.level not in BLOCK_LEVELS for x in la.tile.nest):
+            if any(x.level not in BLOCK_LEVELS for x in la.tile.nest):
                 return (
                     f"{self.level} loops come first, {self.launch} already has {len(la.tile.nest)} loops inside a block"
                 )
+            if la.tile.channels:
+                return f"{self.level} loops come first, {self.launch} already has {len(la.tile.channels)} staged values"
             folding = [
                 w.stage for w in la.tile.works if not w.combine and self.axis in plan.program.stage(w.stage).folded
             ]
             if folding:
                 return f"blocks cannot share {self.axis}, which {folding[0]} folds: splitk({folding[0]},parts) leaves partial states"
+        loop = Loop(self.axis, self.level, 1)
+        return refuse_loops(plan, replace(la, tile=replace(la.tile, nest=(*la.tile.nest, loop))))
+
+    def _refuse_own_loop(self, w: Work) -> str | None:
+        if self.level in BLOCK_LEVELS:
+            return f"{self.level} loops are the whole launch's: write {self.launch}/split(...), without {self.work}"
+        if w.atoms:
+            return f"{w.stage} has the atom {w.atoms[0]} already: splits come before atoms"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:

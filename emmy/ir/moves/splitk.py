@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
-from emmy.ir.plan import Launch, Loop, Plan, Tile, Work, Workspace
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_late_loop, refuse_path, register
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, refuse_loops
 from emmy.ir.program import upper
 from emmy.ir.target import Target
 
@@ -24,7 +24,7 @@ class SplitK(Move):
                                                 workspace C over k: 4 parts
 
     The combining order is fixed, so results are repeatable. Refuses when the axis is split already, when channels are
-    placed, or when the partial states exceed the workspace.
+    placed, when another work of the launch folds the axis, or when the partial states exceed the workspace.
     """
 
     out: str
@@ -54,11 +54,23 @@ class SplitK(Move):
         if w is None or w.combine or not plan.program.stage(self.out).reduces:
             return f"{self.launch} computes no {self.out} that folds an axis"
         axis = plan.program.stage(self.out).folded[0]
-        if any(x.axis == axis for x in la.tile.nest) or any(x.level == "serial" for x in la.tile.nest):
-            return f"{self.launch} has {len(la.tile.nest)} loops, one in time or over {axis}: splitk comes before them"
+        late = refuse_late_loop(self, la)
+        if late:
+            return late
+        if any(x.axis == axis or x.level not in BLOCK_LEVELS for x in la.tile.nest):
+            return f"{self.launch} has {len(la.tile.nest)} loops, one inside a block or over {axis}: splitk comes before them"
         if la.tile.channels:
             return f"{len(la.tile.channels)} channels are placed: splitk comes before stage"
-        return self._refuse_parts(plan, axis)
+        others = [x.stage for x in la.tile.works if not x.combine and axis in plan.program.stage(x.stage).folded]
+        others = [x for x in others[: others.index(self.out) + 1] if x != self.out]
+        if others:
+            return f"{', '.join(others)} folds {axis} in {self.launch} too: only one sum can be shared by blocks, cut first"
+        return self._refuse_parts(plan, axis) or self._refuse_loops(plan, target)
+
+    def _refuse_loops(self, plan: Plan, target: Target) -> str | None:
+        """The same for any number of parts: which works the new loop runs over, and what they leave for one another."""
+        after = replace(self, parts=1).rewrite(plan, target)
+        return next((r for la in after.launches if (r := refuse_loops(after, la))), None)
 
     def _refuse_parts(self, plan: Plan, axis: str) -> str | None:
         if not isinstance(self.parts, int):
@@ -89,7 +101,6 @@ class SplitK(Move):
             f"k{len(plan.launches)}", Tile((Work(self.out, combine=True), *la.tile.works[i + 1 :])), (self.launch,)
         )
         nest = (*la.tile.nest, Loop(axis, target.block_level, step))
-        plan = put(plan, la, replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
-        return replace(
-            plan, launches=(*plan.launches, last), workspaces=(*plan.workspaces, Workspace(self.out, axis, self.parts))
-        )
+        first = replace(la, tile=replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
+        workspaces = (*plan.workspaces, Workspace(self.out, axis, self.parts))
+        return replace(plan.with_launch_after(first, last), workspaces=workspaces)

@@ -17,6 +17,7 @@ TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "cp_async": ("cp_async", "smem", "swizzle128"),
     "tma": ("tma", "smem", "swizzle128"),
 }
+LAYOUTS: dict[str, tuple[str, ...]] = {"pack": ("panel",), "smem": ("row", "swizzle128")}  # by the slots' space
 SELF = "all"  # the default role: every agent of the block
 
 
@@ -64,7 +65,8 @@ class Stage(Move):
         if missing:
             return missing
         la, p = plan.launch(self.launch), plan.program
-        inputs = [v.name for v in p.inputs if any(v.name in p.stage(w.stage).reads for w in la.tile.works)]
+        working = [p.stage(w.stage) for w in la.tile.works if not w.combine]
+        inputs = [v.name for v in p.inputs if any(v.name in s.reads for s in working)]
         if self.value not in inputs:
             return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(inputs)}"
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
@@ -72,7 +74,15 @@ class Stage(Move):
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
         if la.tile.channel(self.value):
             return f"{self.value} is staged already, with depth {la.tile.channel(self.value).depth}"  # type: ignore[union-attr]
+        if la.tile.roles:
+            return f"{self.launch} has {len(la.tile.roles)} roles already: stage comes before specialize"
+        if self.layout is not None and self.layout not in LAYOUTS[TRANSPORTS[self.transport][1]]:
+            allowed = ", ".join(LAYOUTS[TRANSPORTS[self.transport][1]])
+            return f"layout {self.layout} of {self.value} against {allowed}, which {self.transport} can fill"
         at = self._at(plan, la)
+        parallel = next((x for x in la.tile.nest[: max(at, 0)] if x.level not in (*BLOCK_LEVELS, "serial")), None)
+        if parallel:
+            return f"the ring of {self.value} would turn inside the loop over {parallel.axis} at level {parallel.level}: agents would refill one slot with different blocks"
         if isinstance(self.depth, int):
             if self.depth < 1 or (self.depth > 1 and (at < 0 or la.tile.nest[at].level in BLOCK_LEVELS)):
                 return f"{self.value} is filled once a tile: depth {self.depth} against 1"

@@ -35,7 +35,7 @@ class Unroll(Move):
                     yield Site(cls(la.name, w.stage, OPEN), (("factor", legal),))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
-        missing = refuse_path(self, plan, needs_work=True)
+        missing = refuse_path(self, plan, work="required")
         if missing:
             return missing
         la = plan.launch(self.launch)
@@ -44,6 +44,8 @@ class Unroll(Move):
             return f"{w.stage} has no atom: unroll writes out steps of an atom's loop"
         if w.unroll != 1:
             return f"{w.stage} is unrolled by {w.unroll} already"
+        if not w.nest or w.nest[-1].axis not in plan.program.stage(w.stage).folded:
+            return f"{w.stage} has {len(w.nest)} loops of its own, the last not along an axis it folds: nothing to unroll"
         nest = la.tile.nest + w.nest
         trips = plan.count(nest, len(nest) - 1)
         if isinstance(self.factor, int) and not 2 <= self.factor <= trips:
