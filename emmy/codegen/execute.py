@@ -39,6 +39,7 @@ from emmy.codegen.steps import (
 )  # fmt: skip
 from emmy.errors import Deadlock, PlanError, Race
 from emmy.ir import interpret
+from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block, Named
 from emmy.ir.plan import Channel, Plan
 from emmy.ir.program import Stage
@@ -100,13 +101,13 @@ def _components(s: Stage) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot of a ring: which fill it holds, whether it has landed, is visible to all agents, was read since they met."""
+    """A slot of a ring: the fill it holds, whether that has landed, who may read it, and whether it was read since."""
 
     fill: int = -1
     block: Block | None = None
     landed: bool = False
-    visible: bool = False
-    read: bool = False
+    readers: set[str] = field(default_factory=set)  # roles that know that the fill has landed
+    read: bool = False  # since all agents last met
 
 
 @dataclass(slots=True)
@@ -115,12 +116,15 @@ class _Bar:
     pending: int = 0
     phase: int = 0
 
-    def arrive(self, n: int) -> None:
+    def arrive(self, n: int) -> bool:
+        """True when the arrival completes the present phase."""
         self.pending += n
         if self.pending > self.spec.count:
             raise PlanError(f"barrier {self.spec.name}: {self.pending} arrivals, it completes at {self.spec.count}")
-        if self.pending == self.spec.count:
-            self.pending, self.phase = 0, self.phase ^ 1
+        if self.pending < self.spec.count:
+            return False
+        self.pending, self.phase = 0, self.phase ^ 1
+        return True
 
 
 @dataclass(slots=True)
@@ -185,33 +189,33 @@ class _Agent:
         t = self.cta.outline.launch.tile
         self.position = {c.value: 0 for c in t.channels}
         deal = self.role.role.deal
-        for self.seq, tile in enumerate(self.cta.tiles):
+        for seq, tile in enumerate(self.cta.tiles):
+            self.seq = seq
             self.env, self.values, self.accs = dict(tile), {}, {}
-            if deal is not None and self.seq % deal[1] != deal[0]:
-                for c in t.channels:  # a dealt role counts the fills of the tiles it skips
-                    self.position[c.value] += self.fills(c)
-                continue
-            yield from self.steps(self.role.steps)
+            if deal is None or seq % deal[1] == deal[0]:
+                yield from self.steps(self.role.steps)
+            else:
+                self.skip(self.role.steps)
 
-    def fills(self, c: Channel) -> int:
-        """How often a channel is filled in the present tile."""
-        t, env, out = self.cta.outline.launch.tile, dict(self.env), 1
-        for i, loop in enumerate(t.nest[: c.at + 1]):
-            if i < t.n_block_loops:
-                continue
-            lengths = [hi - lo for lo, hi in _pieces(env[loop.axis], loop.step)]
-            if len(set(lengths)) > 1 and any(x.axis == loop.axis for x in t.nest[i + 1 : c.at + 1]):
-                raise PlanError(f"{c.value}: ragged loop over {loop.axis} around another: dealt roles cannot skip it")
-            out *= len(lengths)
-            env[loop.axis] = (0, lengths[0])
-        return out
+    def skip(self, steps: tuple[Step, ...]) -> None:
+        """A tile of another dealt role: walked only to count its fills."""
+        for s in steps:
+            if isinstance(s, Advance):
+                for x in s.values:
+                    self.position[x] += 1
+            elif isinstance(s, For):
+                whole = self.env[s.loop.axis]
+                for piece in _pieces(whole, s.loop.step):
+                    self.env[s.loop.axis] = piece
+                    self.skip(s.body)
+                self.env[s.loop.axis] = whole
 
     # ------------------------------------------------------------ steps
     def steps(self, steps: tuple[Step, ...]) -> Iterator[bool]:
         for s in steps:
             yield from self.step(s)
 
-    def step(self, s: Step) -> Iterator[bool]:
+    def step(self, s: Step) -> Iterator[bool]:  # noqa: C901  one case a step
         match s:
             case For():
                 yield from self.loop(s)
@@ -248,7 +252,7 @@ class _Agent:
                 self.deliver(x, ahead)
             case BarArrive(b, x, n, ahead):
                 if ahead < self.left(x):
-                    self.cta.bars[b][(self.position[x] + ahead) % len(self.cta.bars[b])].arrive(n)
+                    self.arrive(b, x, n, ahead)
                     yield False
             case TurnWait(i):
                 yield from (
@@ -302,29 +306,41 @@ class _Agent:
         slot = self.cta.slots[value][fill % c.depth]
         if c.self_fed and c.transport != "pack" and slot.read:
             raise Race(
-                f"{self.role.role.name} refills {value} (fill {fill}) before all agents are done reading fill {slot.fill}"
+                f"{self.role.role.name} refills {value} (fill {fill}) before all are done reading fill {slot.fill}"
             )
-        block = _blank(value, self.plan.program.value(value).axes, env, np.nan)
+        source, tile = self.plan.program.value(value), self.cta.outline.launch.tile
+        block = _blank(value, source.axes, env, np.nan)
+        if block.data.size * size_bytes(source.dtype) > self.plan.slot_bytes(tile, c):
+            shape = ",".join(str(n) for n in block.data.shape)
+            raise PlanError(f"{value}[{shape}] does not fit its slot of {self.plan.slot_bytes(tile, c)} bytes")
         memory = self.cta.memory[value]
         block.data[...] = memory.data[memory.window(env)]
-        done = c.transport == "pack"
-        slot.fill, slot.block, slot.landed, slot.visible = fill, block, done, done
-        if not done and c.self_fed and c.transport != "tma":
+        slot.fill, slot.block, slot.landed, slot.readers = fill, block, False, set()
+        if c.transport == "pack":
+            slot.landed, slot.readers = True, {self.role.role.name}
+        elif c.transport != "tma":
             self.group.append(slot)
 
     def meet(self) -> None:
-        """Every agent of the block has come this far: what landed is visible, what was read may be refilled."""
+        """Every agent of the block has come this far: all may read what landed, and refill what was read."""
         for ring in self.cta.slots.values():
             for slot in ring:
-                slot.visible = slot.visible or slot.landed
+                if slot.landed:
+                    slot.readers.add(self.role.role.name)
                 slot.read = False
 
+    def arrive(self, name: str, value: str, n: int, ahead: int) -> None:
+        ring = self.cta.bars[name]
+        at = (self.position[value] + ahead) % len(ring)
+        if ring[at].arrive(n) and ring[at].spec.tx_bytes:
+            self.cta.slots[value][at].landed = True  # the phase completes when the bytes are there, and not before
+
     def deliver(self, value: str, ahead: int) -> None:
-        """A full barrier was waited for: the bytes it counts are there, for this agent."""
-        slots = self.cta.slots.get(value, [])
-        if slots:
-            slot = slots[(self.position[value] + ahead) % len(slots)]
-            slot.landed = slot.visible = True
+        """A barrier was waited for: what has landed in the slot may be read by this role."""
+        slots = self.cta.slots[value]
+        slot = slots[(self.position[value] + ahead) % len(slots)]
+        if slot.landed:
+            slot.readers.add(self.role.role.name)
 
     def wait(self, name: str, position: int) -> Iterator[bool]:
         ring = self.cta.bars.get(name)
@@ -338,15 +354,22 @@ class _Agent:
     def load(self, value: str) -> Block:
         c = self.cta.outline.launch.tile.channel(value)
         if c is None:
-            return self.values[value] if value in self.values else self.cta.memory[value]
+            return self.value(value)
         slot = self.cta.slots[value][self.position[value] % c.depth]
-        if slot.block is None or slot.fill != self.position[value] or not slot.visible:
-            state = (
-                "nothing" if slot.block is None else f"fill {slot.fill}" + ("" if slot.visible else ", not yet visible")
-            )
+        visible = self.role.role.name in slot.readers
+        if slot.block is None or slot.fill != self.position[value] or not visible:
+            state = "nothing" if slot.block is None else f"fill {slot.fill}" + ("" if visible else ", not yet visible")
             raise Race(f"{self.role.role.name} reads fill {self.position[value]} of {value}, its slot holds {state}")
         slot.read = True
         return slot.block
+
+    def value(self, name: str) -> Block:
+        """A value without a channel: made in this tile, or in memory."""
+        if name in self.values:
+            return self.values[name]
+        if any(w.stage == name for w in self.cta.outline.launch.tile.works):
+            raise PlanError(f"{self.role.role.name} reads {name} before it is computed")
+        return self.cta.memory[name]
 
     # ------------------------------------------------------------ works
     def stage(self, name: str) -> Stage:
@@ -369,7 +392,7 @@ class _Agent:
             self.fold(name, env, new)
 
     def leaves(self, name: str) -> Iterator[Env]:
-        """The blocks that the work's own loops make of the block in scope; an atom runs through the innermost folded one."""
+        """The blocks that the work's own loops make of the block in scope; an atom runs through the last folded one."""
         nest = self.cta.outline.launch.tile.work(name).nest
         if nest and nest[-1].axis in self.stage(name).folded:
             nest = nest[:-1]
@@ -390,7 +413,8 @@ class _Agent:
     def fold_parts(self, name: str) -> None:
         w = self.plan.workspace(name)
         assert w is not None
-        for part in range(w.parts):
+        lo, hi = self.cta.whole[w.axis]
+        for part in range(-(-(hi - lo) // self.plan.part_step(w))):
             blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in _components(self.stage(name))}
             self.fold(name, self.env, {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()})
 
@@ -403,8 +427,7 @@ class _Agent:
     def store_state(self, name: str) -> None:
         w, acc = self.plan.workspace(name), self.accs.pop(name)
         assert w is not None
-        lo, hi = self.cta.whole[w.axis]
-        part = self.env[w.axis][0] // -(-(hi - lo) // w.parts)
+        part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():
             self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
 
@@ -412,7 +435,6 @@ class _Agent:
         """The block goes to its place in memory, which no other block may have written."""
         at = tuple(slice(lo, lo + n) for lo, n in zip(block.lo, block.data.shape, strict=True))
         if prod(block.data.shape) and not np.isnan(memory.data[at]).all():
-            raise PlanError(
-                f"{block.name} is stored twice at {','.join(f'{a} {s.start}..{s.stop}' for a, s in zip(block.axes, at, strict=True))}"
-            )
+            where = ",".join(f"{a} {x.start}..{x.stop}" for a, x in zip(block.axes, at, strict=True))
+            raise PlanError(f"{block.name} is stored twice at {where}")
         memory.data[at] = block.data

@@ -8,25 +8,51 @@ from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refuse_loops
 
 
 def complete(plan: Plan) -> str | None:
     """Why the plan cannot be lowered yet, in one sentence; None when it can."""
     for la in plan.launches:
-        t = la.tile
-        groups = 1
-        for i, x in enumerate(t.nest):
-            if x.level == "warpgroup":
-                groups *= plan.count(t.nest, i)
-        for r in t.roles:
-            if r.works and r.deal is None and r.unit == "warpgroup" and r.agents != groups:
-                return f"{la.name}: role {r.name} has {r.agents} warpgroups, its nest divides work among {groups}: split at warpgroup, or pingpong"
-        seen_time = False
-        for x in t.nest:
-            if x.level in BLOCK_LEVELS and seen_time:
-                return f"{la.name}: the loop over {x.axis} makes blocks but stands inside a loop in time"
-            seen_time = seen_time or x.level not in BLOCK_LEVELS
+        reason = _refuse_levels(la) or refuse_loops(plan, la) or _refuse_roles(plan, la) or _refuse_order(plan, la)
+        if reason:
+            return f"{la.name}: {reason}"
+    return None
+
+
+def _refuse_levels(la: Launch) -> str | None:
+    inside = la.tile.nest[la.tile.n_block_loops :]
+    late = next((x for x in inside if x.level in BLOCK_LEVELS), None)
+    return f"the loop over {late.axis} makes blocks but stands inside a loop in time" if late else None
+
+
+def _refuse_roles(plan: Plan, la: Launch) -> str | None:
+    t, groups = la.tile, 1
+    for i, x in enumerate(t.nest):
+        groups *= plan.count(t.nest, i) if x.level == "warpgroup" else 1
+    for r in t.roles:
+        if r.works and r.unit == "warpgroup" and r.agents != groups:
+            way = "split at warpgroup, or pingpong" if r.deal is None else "a dealt role works alone"
+            return f"role {r.name} has {r.agents} warpgroups, its nest divides work among {groups}: {way}"
+    fed = next((c for c in t.channels if t.roles and c.self_fed), None)
+    return f"{fed.value} is filled by {fed.src}, which is none of its {len(t.roles)} roles" if fed else None
+
+
+def _refuse_order(plan: Plan, la: Launch) -> str | None:
+    """Every launch whose values or partial states this one reads must be one it waits for."""
+    values, states = dict[str, str](), dict[str, str]()
+    for x in plan.launches:
+        for w in x.tile.works:
+            (states if plan.workspace(w.stage) and not w.combine else values)[w.stage] = x.name
+    waited = {la.name}
+    for x in reversed(plan.launches[: plan.launches.index(la)]):
+        if any(x.name in plan.launch(y).depends_on for y in waited):
+            waited.add(x.name)
+    for w in la.tile.works:
+        needed = [states[w.stage]] if w.combine else [values[v] for v in plan.program.stage(w.stage).reads if v in values]
+        early = [x for x in needed if x not in waited]
+        if early:
+            return f"{w.stage} needs what {early[0]} leaves in memory, but {la.name} does not wait for {early[0]}"
     return None
 
 
@@ -58,7 +84,7 @@ class _Walk:
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
         top, bottom = sync.top_of_iteration(channels, self.role), sync.bottom_of_iteration(channels, self.role)
-        return (*top, *self.nest(blocks, t.works), *bottom)
+        return sync.in_turn((*top, *self.nest(blocks, t.works), *bottom), self.role)
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
         t, p = self.launch.tile, self.plan.program
@@ -72,20 +98,24 @@ class _Walk:
         return out + (self.nest(i + 1, after) if after else ())
 
     def loop(self, i: int, inside: tuple[Work, ...]) -> tuple[Step, ...]:
-        """One loop: accumulators of the works that fold its axis live around it, rings that it refills turn in it."""
+        """One loop: accumulators of the works that fold its axis live around it, rings that it refills turn in it.
+
+        Works before, inside and after an outer loop walk this one separately; a ring turns where its value is read.
+        """
         t, p = self.launch.tile, self.plan.program
         loop, mine = t.nest[i], [w for w in inside if w.stage in self.role.works]
         opening = [
             w for w in mine if loop.axis in p.stage(w.stage).folded and not w.combine and w.stage not in self.opened
         ]
         self.opened |= {w.stage for w in opening}
-        channels = tuple(c for c in t.channels if c.at == i)
+        used = {v for w in inside if not w.combine for v in p.stage(w.stage).reads}
+        channels = tuple(c for c in t.channels if c.at == i and c.value in used)
         top, bottom = sync.top_of_iteration(channels, self.role), sync.bottom_of_iteration(channels, self.role)
         body = (*top, *self.nest(i + 1, inside), *bottom)
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
-        around = (*sync.before_loop(channels, self.role), *walked, *sync.after_loop(channels, self.role))
         self.opened -= {w.stage for w in opening}
-        return (*(Open(w.stage) for w in opening), *around, *(s for w in opening for s in self.close(w)))
+        opens, closes = (Open(w.stage) for w in opening), (s for w in opening for s in self.close(w))
+        return (*opens, *sync.before_loop(channels), *walked, *closes)
 
     def leaf(self, w: Work) -> tuple[Step, ...]:
         s = self.plan.program.stage(w.stage)

@@ -7,7 +7,8 @@ Rules, each from the facts of a channel:
 - tma self-fed: a full barrier per slot; the block meets before a slot is refilled.
 - tma from a producer role: full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring
   is read by one consumer, a shared one by all).
-- ping-pong: a turn token for each dealt role.
+- ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
+  no other role waits, so no parity is more than one lap old.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -21,6 +22,7 @@ from emmy.codegen.steps import (
     BlockSync,
     Commit,
     Copy,
+    For,
     Step,
     TurnPass,
     TurnWait,
@@ -49,11 +51,9 @@ def barriers(plan: Plan, launch: Launch) -> tuple[Barrier, ...]:
     return tuple(out)
 
 
-def before_loop(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
+def before_loop(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
     """Prologue of a ring loop: all slots but one are filled ahead."""
     out: list[Step] = []
-    if role.deal is not None and channels:
-        out.append(TurnWait(role.deal[0]))
     grouped = [c for c in channels if c.self_fed and c.transport in GROUPED]
     deepest = max((c.depth for c in grouped), default=1)
     for step in range(1 - deepest, 0):
@@ -66,12 +66,17 @@ def before_loop(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
     return tuple(out)
 
 
-def after_loop(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
-    """Epilogue of a ring loop: a dealt role hands the token on."""
-    if role.deal is None or not channels:
-        return ()
-    index, n = role.deal
-    return (TurnPass((index + 1) % n),)
+def in_turn(steps: tuple[Step, ...], role: Role) -> tuple[Step, ...]:
+    """The steps of a tile, with a dealt role's turn around all that waits for fills."""
+    waiting = [i for i, s in enumerate(steps) if _waits(s)]
+    if role.deal is None or not waiting:
+        return steps
+    first, last, (index, n) = waiting[0], waiting[-1] + 1, role.deal
+    return (*steps[:first], TurnWait(index), *steps[first:last], TurnPass((index + 1) % n), *steps[last:])
+
+
+def _waits(step: Step) -> bool:
+    return isinstance(step, BarWait) or (isinstance(step, For) and any(_waits(s) for s in step.body))
 
 
 def top_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
