@@ -1,0 +1,39 @@
+/* The launcher's C ABI: open a compiled plan, run it on buffers, close it. Errors are codes; `emmy_message` words them. */
+#ifndef EMMY_LAUNCHER_H
+#define EMMY_LAUNCHER_H
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct EmmyHandle EmmyHandle; /* one plan; used by one thread at a time */
+
+enum {
+  EMMY_OK = 0,
+  EMMY_NO_BACKEND = 1, /* `device` names none */
+  EMMY_NO_FILE = 2,    /* the library cannot be loaded */
+  EMMY_NO_PLAN = 3,    /* it exports no plan, or one of another version */
+  EMMY_NO_MEMORY = 4,
+  EMMY_NO_THREAD = 5,
+};
+
+typedef struct {
+  int32_t n_arguments, n_syms, n_launches;
+  const char *const *arguments; /* names, valid until the plan is closed */
+  const char *const *syms;
+} EmmyInfo;
+
+/* device: "cpu". On success *out is the plan and *info describes it. */
+int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyInfo *info);
+/* Bytes of one argument for these sizes. */
+int64_t emmy_argument_bytes(const EmmyHandle *plan, const int64_t *syms, int32_t argument);
+/* Runs every launch, blocks shared among `threads` threads; 1 uses the caller's thread alone. Returns when all is done. */
+int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, int32_t threads);
+void emmy_close(EmmyHandle *plan);
+const char *emmy_message(int32_t code);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,165 @@
+"""The launcher in Python: run a compiled plan on arrays. Must not know schedules, search or measurement.
+
+The C++ beside this file does the work; it is compiled once and kept in the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy import hostcc
+from emmy.errors import EmmyError, UsageError
+
+Buffer = int | NDArray[np.generic]  # an address, or an array whose memory it is
+T = TypeVar("T")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
+
+
+class LaunchError(EmmyError):
+    """A compiled plan cannot be opened or run."""
+
+
+class _Info(ctypes.Structure):
+    _fields_ = [
+        ("n_arguments", ctypes.c_int32),
+        ("n_syms", ctypes.c_int32),
+        ("n_launches", ctypes.c_int32),
+        ("arguments", ctypes.POINTER(ctypes.c_char_p)),
+        ("syms", ctypes.POINTER(ctypes.c_char_p)),
+    ]
+
+
+@cache
+def _launcher() -> ctypes.CDLL:
+    """The launcher's library, compiled on first use."""
+    here = resources.files("emmy.runtime")
+    text = "\n".join(
+        here.joinpath(name).read_text(encoding="utf-8") for name in ("plan.h", "launcher.h", "launcher.cpp")
+    )
+    lines = (line for line in text.splitlines() if not line.startswith('#include "'))
+    lib = ctypes.CDLL(str(hostcc.compile_library("\n".join(lines), "c++", _FLAGS).path))
+    syms = ctypes.POINTER(ctypes.c_int64)
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    lib.emmy_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(_Info)]
+    lib.emmy_argument_bytes.argtypes = [ctypes.c_void_p, syms, ctypes.c_int32]
+    lib.emmy_argument_bytes.restype = ctypes.c_int64
+    lib.emmy_run.argtypes = [ctypes.c_void_p, pointers, syms, ctypes.c_int32]
+    lib.emmy_close.argtypes = [ctypes.c_void_p]
+    lib.emmy_close.restype = None
+    lib.emmy_message.restype = ctypes.c_char_p
+    return lib
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise LaunchError(f"{what}: {_launcher().emmy_message(code).decode()}")
+
+
+class BoundPlan:
+    """A plan with its arguments: calling it runs every launch. Keeps arrays alive; addresses are the caller's to keep."""
+
+    __slots__ = ("_arguments", "_handle", "_keep", "_run", "_syms", "_threads", "_what")
+
+    def __init__(self, plan: LoadedPlan, buffers: Sequence[Buffer], syms: Sequence[int], threads: int) -> None:
+        self._what, self._keep, self._handle = str(plan.path), (plan, *buffers), plan._handle
+        self._syms = (ctypes.c_int64 * max(1, len(syms)))(*syms)
+        addresses = [b if isinstance(b, int) else b.ctypes.data for b in buffers]
+        self._arguments = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        self._threads, self._run = threads, _launcher().emmy_run
+
+    def __call__(self) -> None:
+        code = self._run(self._handle, self._arguments, self._syms, self._threads)
+        if code:
+            _check(code, self._what)
+
+
+class LoadedPlan:
+    """A compiled plan, ready to run. Use it from one thread at a time; closing it frees workspaces and ends its threads."""
+
+    def __init__(self, path: Path | str, device: str = "cpu") -> None:
+        """Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built."""
+        self.path, info, handle = Path(path), _Info(), ctypes.c_void_p()
+        self._handle: ctypes.c_void_p | None = None
+        _check(
+            _launcher().emmy_open(device.encode(), str(path).encode(), ctypes.byref(handle), ctypes.byref(info)),
+            str(path),
+        )
+        self._handle = handle
+        self.arguments = tuple(info.arguments[i].decode() for i in range(info.n_arguments))
+        self.syms = tuple(info.syms[i].decode() for i in range(info.n_syms))
+        self.n_launches: int = info.n_launches
+
+    def argument_bytes(self, syms: Sequence[int] = ()) -> tuple[int, ...]:
+        """Bytes of each argument for these sizes."""
+        sizes = (ctypes.c_int64 * max(1, len(syms)))(*syms)
+        return tuple(_launcher().emmy_argument_bytes(self._handle, sizes, i) for i in range(len(self.arguments)))
+
+    def bind(
+        self,
+        buffers: Sequence[Buffer] | Mapping[str, Buffer],
+        syms: Sequence[int] | Mapping[str, int] = (),
+        threads: int = 1,
+    ) -> BoundPlan:
+        """The plan with its arguments, by name or in the order of `arguments` and `syms`. Calling the result runs it.
+
+        Raises UsageError naming the first argument that is missing, or is not as large as the plan needs and C-contiguous.
+        """
+        if self._handle is None:
+            raise UsageError(f"{self.path} is closed")
+        args = self._ordered(buffers, self.arguments, "argument")
+        sizes = self._ordered(syms, self.syms, "size")
+        if threads < 1:
+            raise UsageError(f"{self.path}: {threads} threads; at least 1 is needed")
+        for name, b, need in zip(self.arguments, args, self.argument_bytes(sizes), strict=True):
+            if not isinstance(b, int) and (b.nbytes != need or not b.flags.c_contiguous):
+                form = "C-contiguous" if b.flags.c_contiguous else "not C-contiguous"
+                raise UsageError(
+                    f"{self.path}: argument {name} has {b.nbytes} bytes, {form}; the plan needs {need}, C-contiguous"
+                )
+        return BoundPlan(self, args, sizes, threads)
+
+    def run(
+        self,
+        buffers: Sequence[Buffer] | Mapping[str, Buffer],
+        syms: Sequence[int] | Mapping[str, int] = (),
+        threads: int = 1,
+    ) -> None:
+        """Runs every launch and returns when all is done. threads=1 uses the calling thread alone."""
+        self.bind(buffers, syms, threads)()
+
+    def _ordered(self, given: Sequence[T] | Mapping[str, T], names: tuple[str, ...], what: str) -> tuple[T, ...]:
+        if isinstance(given, Mapping):
+            missing = [n for n in names if n not in given]
+            if missing:
+                raise UsageError(
+                    f"{self.path}: no {what} {missing[0]}; got {', '.join(given)}, the plan takes {', '.join(names)}"
+                )
+            return tuple(given[n] for n in names)
+        if len(given) != len(names):
+            raise UsageError(f"{self.path}: got {len(given)} {what}s; the plan takes {len(names)}: {', '.join(names)}")
+        return tuple(given)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            _launcher().emmy_close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> LoadedPlan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
