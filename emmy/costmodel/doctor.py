@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from emmy.costmodel.samples import SourceDigest
+from emmy.costmodel.samples import SourceDigest, generated_digest
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import EmmyError
 from emmy.ir.ops.op import parse_op
 from emmy.ir.roofline import roofline_us
-from emmy.ir.schedule import replay
 from emmy.ir.target import load_target
 from emmy.records import Measurement
 
@@ -57,13 +56,13 @@ def roof_us(row: Measurement) -> float | None:
     return bound.time_us
 
 
-def why_stale(row: Measurement, source_digest: SourceDigest) -> str | None:
+def why_stale(row: Measurement, source_digest: SourceDigest = generated_digest) -> str | None:
     """Why the row's schedule no longer gives the source that was measured; None when it does, or is for another CPU."""
     try:
         op, target = parse_op(row.op), load_target(row.device.target)
         if target.is_cpu and target.product != row.device.product:
             return None
-        now = source_digest(op, replay(op.program(), row.schedule, target), target)
+        now = source_digest(op, row.schedule, target)
     except EmmyError as e:
         return f"it does not replay: {e}"
     return None if now == row.source_digest else f"its source was {row.source_digest[:8]}, now it is {now[:8]}"
@@ -125,7 +124,8 @@ def _drifts(rows: tuple[Measurement, ...]) -> Iterator[Fault]:
     times: dict[object, list[Measurement]] = {}
     for row in rows:
         if row.time_us is not None and not row.contended and row.origin != "derived":
-            times.setdefault((row.op, row.schedule, row.source_digest, row.device, row.protocol), []).append(row)
+            how = replace(row.protocol, repeats=0)
+            times.setdefault((row.op, row.schedule, row.source_digest, row.device, how), []).append(row)
     for again in times.values():
         us = [t for row in again if (t := row.time_us) is not None]
         if max(us) > min(us) * (1 + DRIFT):

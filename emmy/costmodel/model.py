@@ -239,4 +239,7 @@ def _booster(text: str) -> lightgbm.Booster:
     import lightgbm
 
     lightgbm.register_logger(logging.getLogger("emmy.costmodel.lightgbm"))
-    return lightgbm.Booster(model_str=text)
+    try:
+        return lightgbm.Booster(model_str=text)
+    except lightgbm.basic.LightGBMError as e:
+        raise DataError(f"LightGBM cannot read a model's text: {e}. Train it anew: `emmy train-costmodel`") from None

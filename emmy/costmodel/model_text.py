@@ -26,6 +26,11 @@ _HEADER = (
     "version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective", "feature_names",
     "feature_infos", "tree_sizes",
 )  # fmt: skip
+_FIXED = (
+    ("version", ("v4",)), ("num_class", ("1",)), ("num_tree_per_iteration", ("1",)), ("label_index", ("0",)),
+    ("objective", ("regression", "lambdarank")),
+)  # fmt: skip
+_RANGE = re.compile(r"none|\[[-+.e\d]+:[-+.e\d]+\]")
 _END = "end of trees\n"
 
 
@@ -37,15 +42,15 @@ def check_model_text(text: str, feature_names: Sequence[str], where: str) -> Non
     if not found or not head.startswith("tree\n"):
         raise DataError(f"{where}: not a LightGBM model text: it must begin with 'tree'")
     header = _keys(head.splitlines()[1:], _HEADER, where)
-    _expect(header["version"] == "v4", where, f"model version {header['version']}, expected v4")
-    for key in ("num_class", "num_tree_per_iteration"):
-        _expect(header[key] == "1", where, f"{key} is {header[key]}, expected 1")
+    for key, allowed in _FIXED:
+        _expect(header[key] in allowed, where, f"{key} is {header[key][:40]}, expected {' or '.join(allowed)}")
     n = len(feature_names)
     _expect(
         header["max_feature_idx"] == str(n - 1), where, f"max_feature_idx {header['max_feature_idx']}, expected {n - 1}"
     )
     _expect(header["feature_names"].split(" ") == list(feature_names), where, "its features are not those of its card")
-    _expect(len(header["feature_infos"].split(" ")) == n, where, f"feature_infos are not {n}")
+    infos = header["feature_infos"].split(" ")
+    _expect(len(infos) == n and all(map(_RANGE.fullmatch, infos)), where, f"feature_infos are not {n} ranges")
     sizes = _integers(header["tree_sizes"], where, "tree_sizes")
     at = len(head) + len(found)
     for i, size in enumerate(sizes):
@@ -87,7 +92,7 @@ def _keys(lines: Sequence[str], allowed: Sequence[str], where: str) -> dict[str,
     out: dict[str, str] = {}
     for line in lines:
         key, sign, value = line.partition("=")
-        _expect(bool(sign) and key in allowed, where, f"unexpected line {line[:40]!r}")
+        _expect(bool(sign) and key in allowed and "=" not in value, where, f"unexpected line {line[:40]!r}")
         _expect(key not in out, where, f"{key} occurs twice")
         out[key] = value
     missing = [key for key in allowed if key not in out]

@@ -10,7 +10,7 @@ from pathlib import Path
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.registry import ModelStore, model_roots
-from emmy.costmodel.samples import SourceDigest, prepare
+from emmy.costmodel.samples import SourceDigest, generated_digest, prepare
 from emmy.costmodel.train import MIN_SAMPLES, Progress, TrainedModel, Verdict, judge, train
 from emmy.errors import DataError, StaleModel, UsageError
 from emmy.ir.target import load_target
@@ -34,7 +34,7 @@ def train_costmodel(
     home: Path,
     gpu: str | None = None,
     *,
-    source_digest: SourceDigest | None = None,
+    source_digest: SourceDigest = generated_digest,
     models: Path | None = None,
     force: bool = False,
     on_progress: Progress = lambda what, done, of: None,
@@ -64,7 +64,7 @@ def _train_one(
     dataset: Dataset,
     name: str,
     store: ModelStore,
-    source_digest: SourceDigest | None,
+    source_digest: SourceDigest,
     force: bool,
     on_progress: Progress,
 ) -> TrainReport:

@@ -17,13 +17,12 @@ from emmy.costmodel.features import ROOF, feature_set, features
 from emmy.costmodel.fit import Samples
 from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops.op import Op, parse_op
-from emmy.ir.plan import Plan
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target
 from emmy.records import Device, Measurement, Protocol
 
-# The digest of the source a plan of an op is generated to on a target.
-SourceDigest = Callable[[Op, Plan, Target], str]
+# The digest of the source that a schedule of an op is generated to for a target.
+SourceDigest = Callable[[Op, str, Target], str]
 
 FAILED = "not timed: the status is not ok"
 CONTENDED = "contended"
@@ -41,11 +40,15 @@ class Prepared:
     dropped: Mapping[str, int]
 
 
-def prepare(rows: Sequence[Measurement], target: Target, source_digest: SourceDigest | None) -> Prepared:
-    """The samples of `rows` on `target`. Several rows of one candidate become one sample, their median.
+def generated_digest(op: Op, schedule: str, target: Target) -> str:
+    """The digest of the source that this Emmy generates. Raises PlanError or UsageError for a schedule it refuses."""
+    from emmy.codegen.build import source
 
-    Without `source_digest` rows are taken to be of the source that their schedule generates now.
-    """
+    return source(op, schedule, target).digest
+
+
+def prepare(rows: Sequence[Measurement], target: Target, source_digest: SourceDigest = generated_digest) -> Prepared:
+    """The samples of `rows` on `target`. Several rows of one candidate become one sample, their median."""
     dropped: Counter[str] = Counter()
     again: dict[tuple[str, str, Device, Protocol], list[Measurement]] = {}
     for row in rows:
@@ -58,11 +61,11 @@ def prepare(rows: Sequence[Measurement], target: Target, source_digest: SourceDi
         try:
             found = parse_op(op)
             plan = replay(found.program(), schedule, target)
-            digest = source_digest(found, plan, target) if source_digest else None
+            digest = source_digest(found, schedule, target)
         except (PlanError, UsageError, CompileError):
             dropped[ILLEGAL] += len(same)
             continue
-        now = [row for row in same if digest is None or row.source_digest == digest]
+        now = [row for row in same if row.source_digest == digest]
         if len(now) < len(same):
             dropped[CHANGED] += len(same) - len(now)
         if now:

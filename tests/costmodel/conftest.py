@@ -8,8 +8,10 @@ from math import log2
 
 import pytest
 
+from emmy.costmodel.samples import Prepared, prepare
 from emmy.errors import PlanError
 from emmy.ir.ops import parse_op
+from emmy.ir.ops.op import Op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
@@ -50,6 +52,11 @@ def synthetic_rows(
     return rows
 
 
+def plan_digest(op: Op, schedule: str, target: Target) -> str:
+    """What stands for the generated source: the plan. Raises as a replay does."""
+    return str(replay(op.program(), schedule, target))
+
+
 def _draw(rng: random.Random, m: int, n: int, k: int) -> tuple[str, float]:
     """A schedule, and how many times slower than its roofline it is: by vector sums, by packing, by the piece of k."""
     step_m, step_n = rng.choice((16, 32, 64)), rng.choice((32, 64, 128))
@@ -70,7 +77,7 @@ def _row(target: Target, op: str, text: str, us: float, number: int) -> Measurem
     return Measurement(
         op=op,
         schedule=text,
-        source_digest=f"source of {text}",
+        source_digest=plan_digest(parse_op(op), text, target),
         device=Device(target.name, target.product, "ab", "", "gcc"),
         status="ok",
         samples_us=(us,) * 3,
@@ -83,6 +90,16 @@ def _row(target: Target, op: str, text: str, us: float, number: int) -> Measurem
 @pytest.fixture(name="synthetic_rows", scope="session")
 def _synthetic_rows() -> Synthetic:
     return synthetic_rows
+
+
+@pytest.fixture(name="plan_digest", scope="session")
+def _plan_digest() -> Callable[[Op, str, Target], str]:
+    return plan_digest
+
+
+@pytest.fixture(scope="session")
+def prepare_rows(target: Target) -> Callable[[Rows], Prepared]:
+    return lambda rows: prepare(rows, target, plan_digest)
 
 
 @pytest.fixture(scope="session")

@@ -15,19 +15,22 @@ from hypothesis import strategies as st
 
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.fit import Samples
-from emmy.costmodel.model import CostModel
+from emmy.costmodel.model import CostModel, Ensemble
 from emmy.costmodel.model_text import check_model_text
 from emmy.costmodel.registry import ModelStore, find
-from emmy.costmodel.samples import prepare
+from emmy.costmodel.samples import Prepared
 from emmy.costmodel.train import train
 from emmy.errors import DataError, EmmyError, StaleModel, UsageError
 from emmy.ir.target import Target
 from emmy.records import Measurement
 
+Synthetic = Callable[..., list[Measurement]]
+PrepareRows = Callable[[list[Measurement]], Prepared]
+
 
 @pytest.fixture(scope="module")
-def samples(synthetic_rows: Callable[..., list[Measurement]], target: Target) -> Samples:
-    return prepare(synthetic_rows(30), target, None).samples
+def samples(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> Samples:
+    return prepare_rows(synthetic_rows(30)).samples
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,7 @@ def _first_member(model: CostModel) -> str:
         (r"num_cat=0", "num_cat=1", "categories"),
         (r"is_linear=0", "is_linear=1", "linear"),
         (r"num_class=1", "num_class=2", "num_class is 2"),
-        (r"version=v4", "version=v9", "model version v9"),
+        (r"version=v4", "version=v9", "version is v9"),
         (r"feature_names=\S+ ", "feature_names=other ", "its features are not those"),
         (r"max_feature_idx=\d+", "max_feature_idx=3", "max_feature_idx 3"),
         (r"tree_sizes=\d+", "tree_sizes=99999999", "reaches past the end"),
@@ -148,11 +151,10 @@ def test_a_text_with_any_bytes_changed_is_refused_or_still_a_sound_model(model: 
     tampered = text[:at] + data.draw(st.text("0123456789-=. \nabcT", max_size=20)) + text[at + span :]
     try:
         check_model_text(tampered, feature_set().names, "m")
+        loaded = Ensemble([("time", tampered)], None)
     except DataError:
         return
-    import lightgbm
-
-    prediction = lightgbm.Booster(model_str=tampered).predict(np.zeros((1, len(feature_set().names))), num_threads=1)
+    prediction, _ = loaded.predict(np.zeros((1, len(feature_set().names))))
     assert prediction.shape == (1,)
 
 

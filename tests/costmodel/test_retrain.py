@@ -10,7 +10,7 @@ import pytest
 
 from emmy.costmodel.registry import ModelStore, find, model_roots
 from emmy.costmodel.retrain import train_costmodel
-from emmy.costmodel.samples import CHANGED
+from emmy.costmodel.samples import CHANGED, SourceDigest
 from emmy.errors import UsageError
 from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.records import Measurement
@@ -27,37 +27,39 @@ def _journal(home: Path, rows: list[Measurement]) -> None:
 
 
 def test_a_home_with_a_journal_gets_a_calibrated_model_for_its_target(
-    tmp_path: Path, synthetic_rows: Synthetic
+    tmp_path: Path, synthetic_rows: Synthetic, plan_digest: SourceDigest
 ) -> None:
     _journal(tmp_path, synthetic_rows(25))
     steps: list[str] = []
-    (report,) = train_costmodel(tmp_path, on_progress=lambda what, done, of: steps.append(what))
+    (report,) = train_costmodel(
+        tmp_path, source_digest=plan_digest, on_progress=lambda what, done, of: steps.append(what)
+    )
     assert (report.target, report.rows, report.samples, report.dropped) == ("cpu-portable", 150, 150, {})
     assert report.verdict.deploy and report.path == tmp_path / "models" / "cpu-portable.txt" and "folds" in steps
     found = find("cpu-portable", model_roots(tmp_path)[:1])
     assert found is not None and found.is_calibrated and found.card.rows == 150
     assert report.trained is not None and found.digest == report.trained.model.digest
-    again = train_costmodel(tmp_path, "cpu-portable")[0]
+    again = train_costmodel(tmp_path, "cpu-portable", source_digest=plan_digest)[0]
     assert again.trained is not None and again.trained.model.digest == found.digest
     assert "no problem is unseen" in again.verdict.why
 
 
 def test_a_model_that_may_not_be_deployed_is_kept_aside_unless_forced(
-    tmp_path: Path, synthetic_rows: Synthetic
+    tmp_path: Path, synthetic_rows: Synthetic, plan_digest: SourceDigest
 ) -> None:
     _journal(tmp_path, synthetic_rows(60, shapes=((128, 256, 256),)))
-    (report,) = train_costmodel(tmp_path, "cpu-portable")
+    (report,) = train_costmodel(tmp_path, "cpu-portable", source_digest=plan_digest)
     store = ModelStore(tmp_path / "models")
     assert not report.verdict.deploy and store.deployed("cpu-portable") is None
     assert report.path is not None and report.path.parent.name == "versions" and report.path.exists()
-    (forced,) = train_costmodel(tmp_path, "cpu-portable", force=True)
+    (forced,) = train_costmodel(tmp_path, "cpu-portable", source_digest=plan_digest, force=True)
     deployed = store.deployed("cpu-portable")
     assert not forced.verdict.deploy and deployed is not None and not deployed.is_calibrated
 
 
 def test_too_few_rows_give_a_report_and_no_model(tmp_path: Path, synthetic_rows: Synthetic) -> None:
     _journal(tmp_path, synthetic_rows(5))
-    (report,) = train_costmodel(tmp_path, source_digest=lambda op, plan, target: "another source")
+    (report,) = train_costmodel(tmp_path, source_digest=lambda op, schedule, target: "another source")
     assert report.trained is None and report.path is None and report.dropped == {CHANGED: 30}
     assert "0 usable samples" in report.verdict.why
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emmy.costmodel.fit import Samples, fit
-from emmy.costmodel.samples import CHANGED, CONTENDED, DERIVED, ELSEWHERE, FAILED, ILLEGAL, prepare
+from emmy.costmodel.samples import CHANGED, CONTENDED, DERIVED, ELSEWHERE, FAILED, ILLEGAL, Prepared
 from emmy.costmodel.train import TrainedModel, is_exam, judge, train
 from emmy.errors import UsageError
 from emmy.ir.target import Target
@@ -17,10 +17,13 @@ from emmy.records import Measurement
 
 SEEDS = (0, 1)
 
+Synthetic = Callable[..., list[Measurement]]
+PrepareRows = Callable[[list[Measurement]], Prepared]
+
 
 @pytest.fixture(scope="module")
-def samples(synthetic_rows: Callable[..., list[Measurement]], target: Target) -> Samples:
-    return prepare(synthetic_rows(), target, None).samples
+def samples(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> Samples:
+    return prepare_rows(synthetic_rows()).samples
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +84,9 @@ def test_no_workload_is_known_and_unseen_at_once(samples: Samples) -> None:
 
 
 def test_one_workload_alone_makes_an_uncalibrated_model_that_is_not_deployed(
-    synthetic_rows: Callable[..., list[Measurement]], target: Target
+    synthetic_rows: Synthetic, prepare_rows: PrepareRows, target: Target
 ) -> None:
-    one = prepare(synthetic_rows(60, shapes=((128, 256, 256),)), target, None).samples
+    one = prepare_rows(synthetic_rows(60, shapes=((128, 256, 256),))).samples
     model = train(one, target.name, seeds=SEEDS)
     assert not model.model.is_calibrated and model.scores == ()
     verdict = judge(model, one, None)
@@ -136,7 +139,7 @@ def test_a_model_that_fails_the_exam_does_not_replace_the_deployed_one(target: T
 
 
 def test_rows_that_say_nothing_about_todays_code_here_are_dropped_and_counted(
-    synthetic_rows: Callable[..., list[Measurement]], target: Target
+    synthetic_rows: Synthetic, prepare_rows: PrepareRows, target: Target
 ) -> None:
     rows = synthetic_rows(4, shapes=((64, 256, 512),))
     assert len(rows) == 4
@@ -149,29 +152,20 @@ def test_rows_that_say_nothing_about_todays_code_here_are_dropped_and_counted(
         replace(rows[0], id="6", schedule="not a schedule"),
         replace(rows[0], id="7", source_digest="an older source"),
     ]
-    prepared = prepare(
-        [*rows, *bad], target, lambda op, plan, t: next(r.source_digest for r in rows if _same(r, op, plan, t))
-    )
+    prepared = prepare_rows([*rows, *bad])
     assert prepared.dropped == {FAILED: 1, CONTENDED: 1, DERIVED: 1, ELSEWHERE: 1, ILLEGAL: 2, CHANGED: 1}
     assert sorted(prepared.samples.ids) == sorted(r.id for r in rows)
 
 
-def _same(row: Measurement, op: object, plan: object, target: Target) -> bool:
-    from emmy.ir.ops import parse_op
-    from emmy.ir.schedule import replay
-
-    return replay(parse_op(row.op).program(), row.schedule, target) == plan
-
-
 def test_several_rows_of_one_candidate_are_one_sample_their_median(
-    synthetic_rows: Callable[..., list[Measurement]], target: Target
+    synthetic_rows: Synthetic, prepare_rows: PrepareRows, target: Target
 ) -> None:
     rows = synthetic_rows(3, shapes=((64, 256, 512),), repeats=3, noise=0.5)
-    s = prepare(rows, target, None).samples
+    s = prepare_rows(rows).samples
     assert len(s) == 3
     assert s.time_us[0] == sorted(r.time_us or 0 for r in rows[:3])[1]
 
 
-def test_imported_rows_train(synthetic_rows: Callable[..., list[Measurement]], target: Target) -> None:
+def test_imported_rows_train(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> None:
     rows = [replace(r, origin="imported") for r in synthetic_rows(3, shapes=((64, 256, 512),))]
-    assert len(prepare(rows, target, None).samples) == 3
+    assert len(prepare_rows(rows).samples) == 3

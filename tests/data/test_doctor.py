@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,9 @@ import pytest
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, roof_us, why_stale
 from emmy.costmodel.shards import Manifest, write_manifest, write_part
-from emmy.ir.target import load_target
+from emmy.errors import IllegalMove
+from emmy.ir.ops.op import Op
+from emmy.ir.target import Target, load_target
 from emmy.records import Device, Measurement, Protocol
 
 ROOF_US = 50.0
@@ -97,6 +98,10 @@ def test_a_row_is_stale_when_its_schedule_is_refused_or_gives_another_source(mak
     target = load_target("cpu-portable")
     device = Device(target.name, target.product, "", "", "")
     row = make_row(0, op="matmul:64x64x64:f32", schedule="k0/split(m,core,16)", source_digest="abc", device=device)
-    assert why_stale(row, lambda op, plan, t: "abc") is None
-    assert "was abc, now it is def" in str(why_stale(row, lambda op, plan, t: "def"))
-    assert "does not replay" in str(why_stale(replace(row, schedule="k0/split(q,core,16)"), lambda op, plan, t: "abc"))
+    assert why_stale(row, lambda op, schedule, t: "abc") is None
+    assert "was abc, now it is def" in str(why_stale(row, lambda op, schedule, t: "def"))
+
+    def refused(op: Op, schedule: str, t: Target) -> str:
+        raise IllegalMove(0, schedule, "k0 has no axis q")
+
+    assert "does not replay: move 0" in str(why_stale(row, refused))
