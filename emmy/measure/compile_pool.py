@@ -14,7 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emmy.codegen import gcc
+from emmy.codegen.build import source
 from emmy.errors import CompileError, PlanError, UsageError
+from emmy.ir.ops import parse_op
 from emmy.ir.target import Target
 from emmy.records import Candidate, Status
 
@@ -46,13 +49,9 @@ def builder(target: Target) -> Builder:
     """Builds candidates for `target` with Emmy's code generator."""
 
     def build(candidate: Candidate) -> Built:
-        from emmy.codegen import build as codegen
-        from emmy.codegen import gcc
-        from emmy.ir.ops import parse_op
-
-        unit = codegen.source(parse_op(candidate.op), candidate.schedule, target)
-        binary = gcc.build(unit, target)
-        return Built(binary.path, unit.digest, binary.static)
+        unit = source(parse_op(candidate.op), candidate.schedule, target)
+        library = gcc.build(unit, target)
+        return Built(library.path, unit.digest, library.static)
 
     return build
 

@@ -190,6 +190,7 @@ class CpuMeasurer(Measurer):
             outcome.samples_us,
             clock=protocol.clock,
             threads=self.threads,
+            cores=self.target.cores,
             displaced=report.displaced,
         )
         time_us, floor_us = median(outcome.samples_us), self._floor(job.op)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from emmy.ir.dtype import DType
@@ -41,7 +42,10 @@ class Runnable(Protocol):
     """A plan, or the stock kernel, that is loaded."""
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
-        """The call that computes the outputs among `buffers` (by value name); `sizes` gives each symbol's value."""
+        """The call that computes the outputs among `buffers` (by value name); `sizes` gives each symbol's value.
+
+        Raises EmmyError when they do not fit what was built.
+        """
         ...
 
 
@@ -108,12 +112,12 @@ class CpuDevice(Device):
         return time.clock_gettime_ns(clock_id) - begin
 
 
+@dataclass(frozen=True, slots=True)
 class _CpuPlan:
     """A plan loaded by the launcher, run by this device's threads."""
 
-    def __init__(self, plan: LoadedPlan, threads: int) -> None:
-        self._plan, self._threads = plan, threads
+    plan: LoadedPlan
+    threads: int
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
-        arrays = {name: buffer.read() for name, buffer in buffers.items()}
-        return lambda: self._plan.run(arrays, sizes, self._threads)
+        return self.plan.bind({name: b.read() for name, b in buffers.items()}, sizes, self.threads)

@@ -70,13 +70,13 @@ class Jobs:
         outcomes: dict[int, Outcome] = {}
         passed: dict[int, tuple[Runnable, Verdict]] = {}
         for index, library in enumerate(job.libraries):
-            self._announce("loading", index, job.run_limit_s)
+            self._announce("loading", index, HOST_LIMIT_S)
             try:
                 plan = self.device.load(library)
-            except (EmmyError, OSError) as e:
-                outcomes[index] = Outcome("runtime", f"the binary does not load: {e}")
+                verdict = bench.checker.check(plan, self._checking(job, index))
+            except EmmyError as e:  # it does not load, or takes other operands
+                outcomes[index] = Outcome("runtime", str(e))
                 continue
-            verdict = bench.checker.check(plan, self._checking(job, index))
             if verdict.wrong:
                 outcomes[index] = Outcome("correctness", verdict.wrong, verdict.error_norm)
             else:

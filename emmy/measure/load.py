@@ -98,7 +98,9 @@ def between(begin: Snapshot, end: Snapshot, worker_cpu_s: float) -> Load | None:
     )
 
 
-def is_contended(load: Load | None, samples_us: Sequence[float], *, clock: str, threads: int, displaced: float) -> bool:
+def is_contended(
+    load: Load | None, samples_us: Sequence[float], *, clock: str, threads: int, cores: int, displaced: float
+) -> bool:
     """Whether the times may be off because the device was busy or throttled."""
     if len(samples_us) >= 3 and spread(samples_us) > MOST_SPREAD[clock]:
         return True
@@ -108,7 +110,7 @@ def is_contended(load: Load | None, samples_us: Sequence[float], *, clock: str, 
         return False
     if load.steal > MOST_STEAL or (load.clock_ratio is not None and load.clock_ratio < LEAST_CLOCK):
         return True
-    free = len(os.sched_getaffinity(0)) - load.others_cores - threads
+    free = cores - load.others_cores - threads
     return clock == "wall" and free < LEAST_FREE_CORES
 
 

@@ -1,18 +1,19 @@
-"""Hand-written kernels for `OP`, good and bad, and a builder that compiles them by name in place of a schedule."""
+"""Hand-written kernels of a plain f32 matmul, good and bad, and a builder that compiles them by name in place of a schedule."""
 
 from __future__ import annotations
 
 import subprocess
+from importlib import resources
 from pathlib import Path
 
 from emmy.errors import CompileError, IllegalMove
-from emmy.measure.compile_pool import Built, Builder
+from emmy.ir.ops import parse_op
+from emmy.measure.compile_pool import Builder, Built
 from emmy.records import Candidate
 
-M, N, K = 33, 17, 9
-OP = f"matmul:{M}x{N}x{K}:f32"
+OP = "matmul:33x17x9:f32"
 
-_HEAD = f"""
+_HEAD = """
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -21,15 +22,14 @@ _HEAD = f"""
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-enum {{ M = {M}, N = {N}, K = {K} }};
-static void right(const float *A, const float *B, float *C) {{
+static void right(const float *A, const float *B, float *C) {
   for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) {{
+    for (int n = 0; n < N; ++n) {
       float sum = 0;
       for (int k = 0; k < K; ++k) sum += A[m * K + k] * B[k * N + n];
       C[m * N + n] = sum;
-    }}
-}}
+    }
+}
 """
 
 # The body of a function that is given A, B and C.
@@ -38,7 +38,7 @@ KERNELS = {
     "slow": "for (volatile int i = 0; i < 400000; ++i) {} right(A, B, C);",
     "hang": "for (volatile int i = 0;; ++i) {}",
     "hang_printing": 'for (;;) puts("still here");',
-    "hang_with_child": "if (fork() == 0) { setvbuf(stdin, 0, _IONBF, 0); sleep(60); _exit(0); } for (volatile int i = 0;; ++i) {}",
+    "hang_with_child": "if (fork() == 0) { sleep(60); _exit(0); } for (volatile int i = 0;; ++i) {}",
     "segfault": "right(A, B, C); *(volatile int *)8 = 1;",
     "abort": 'fputs("no more\\n", stderr); abort();',
     "exit": "right(A, B, C); exit(7);",
@@ -71,12 +71,30 @@ KERNELS = {
 }
 
 
+_PLAN = """
+static void run(const EmmyArgs *args, int64_t block) {
+  const float *A = args->buffers[0], *B = args->buffers[1];
+  float *C = args->buffers[2];
+  BODY
+}
+static int64_t one(const int64_t *syms) { return 1; }
+static int64_t none(const int64_t *syms) { return 0; }
+static int64_t bytes(const int64_t *syms, int32_t i) {
+  return sizeof(float) * (i == 0 ? M * K : i == 1 ? K * N : M * N);
+}
+static const EmmyLaunch launches[] = {{.name = "k0", .run = run, .blocks = one, .scratch_bytes = none}};
+static const char *const names[] = {"A", "B", "C"};
+const EmmyPlan emmy_plan = {
+  .version = EMMY_PLAN_VERSION, .n_arguments = 3, .n_buffers = 3, .n_launches = 1,
+  .arguments = names, .buffer_bytes = bytes, .launches = launches,
+};
+"""
+
+
 def source(name: str) -> str:
-    """A library with the launcher's interface around one of the kernels."""
-    return (
-        _HEAD
-        + f"void emmy_run(void **b, const int64_t *s, int t) {{ const float *A = b[0], *B = b[1]; float *C = b[2]; {KERNELS[name]} }}"
-    )
+    """One of the kernels as a plan that the launcher can load."""
+    interface = resources.files("emmy.runtime").joinpath("plan.h").read_text(encoding="utf-8")
+    return _HEAD + interface + _PLAN.replace("BODY", KERNELS[name])
 
 
 def builder(folder: Path) -> Builder:
@@ -86,9 +104,12 @@ def builder(folder: Path) -> Builder:
         name = candidate.schedule
         if name == "refused":
             raise IllegalMove(0, "k0/split(m,core,0)", "a step of 0 makes no progress; allowed 1..33")
-        text, library = folder / f"{name}.c", folder / f"{name}.so"
+        sizes = parse_op(candidate.op).program().sizes()
+        defines = [f"-D{axis.upper()}={size}" for axis, size in sizes.items()]
+        stem = f"{name}-{'x'.join(str(size) for size in sizes.values())}"
+        text, library = folder / f"{stem}.c", folder / f"{stem}.so"
         text.write_text(source(name))
-        command = ["gcc", "-O1", "-w", "-shared", "-fPIC", str(text), "-o", str(library)]
+        command = ["gcc", "-O1", "-w", *defines, "-shared", "-fPIC", str(text), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(done.stderr)

@@ -1,0 +1,80 @@
+"""What counts as right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emmy.ir.dtype import encode
+from emmy.ir.ops import parse_op
+from emmy.measure.check import cases, compare
+
+OPS = ["matmul:5x7x64:f32", "matmul:4x6x33:bf16:nk,bias,gelu_tanh", "matmul:3x5x16:f16:residual,scale"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(OPS),
+    st.sampled_from(["integer", "normal"]),
+    st.floats(-3, 3),
+    st.integers(0, 2**32 - 1),
+)
+def test_an_answer_is_right_exactly_when_the_op_says_so(op_text: str, kind: str, size: float, seed: int) -> None:
+    op = parse_op(op_text)
+    inputs = op.inputs(kind, seed)  # type: ignore[arg-type]
+    want = op.reference(inputs)
+    absolute, relative = op.tolerance()
+    rng = np.random.default_rng(seed)
+    got = {
+        name: encode(
+            ref + size * rng.random(ref.shape) * (absolute + relative * np.abs(ref)), op.program().value(name).dtype
+        )
+        for name, ref in want.items()
+    }
+    norm = op.error_norm(got, inputs, kind)  # type: ignore[arg-type]
+    verdict = compare(op, kind, got, want)  # type: ignore[arg-type]
+    assert (verdict.wrong is None) == (norm <= 1)
+    assert verdict.error_norm == pytest.approx(norm)
+
+
+def test_the_first_wrong_element_is_named_with_what_was_got_and_wanted() -> None:
+    op = parse_op("matmul:5x7x64:f32")
+    want = op.reference(op.inputs("integer", 0))
+    got = {"C": want["C"].astype(np.float32)}
+    got["C"][2, 3] += 1
+    got["C"][4, 6] = np.nan
+    verdict = compare(op, "integer", got, want)
+    assert verdict.wrong is not None
+    assert verdict.wrong.startswith(f"C[2,3] is {want['C'][2, 3] + 1:g}, want {want['C'][2, 3]:g}")
+    assert "2 of 35 elements" in verdict.wrong
+    assert verdict.error_norm is None
+
+
+def test_poison_that_was_left_is_called_unwritten() -> None:
+    op = parse_op("matmul:5x7x64:bf16")
+    want = op.reference(op.inputs("integer", 0))
+    got = {"C": encode(want["C"], "bf16")}
+    got["C"][1, 6] = 0xFFFF
+    assert "C[1,6] was never written" in str(compare(op, "integer", got, want).wrong)
+
+
+def test_a_fixed_shape_is_checked_on_integers_and_two_normal_seeds() -> None:
+    assert [(c.kind, c.seed, c.sizes) for c in cases(parse_op(OPS[0]))] == [
+        ("integer", 0, {}),
+        ("normal", 1, {}),
+        ("normal", 2, {}),
+    ]
+
+
+@given(st.integers(1, 100), st.integers(0, 300))
+def test_a_symbol_is_checked_at_both_ends_and_at_an_odd_size(lo: int, length: int) -> None:
+    op = parse_op(f"matmul:m({lo}..{lo + length})x8x8:f32")
+    sizes = [c.sizes["m"] for c in cases(op)]
+    assert {lo, lo + length} <= set(sizes)
+    assert all(lo <= m <= lo + length for m in sizes)
+    assert length < 2 or any(m % 2 for m in sizes)
+    for m in sizes:
+        assert {c.kind for c in cases(op) if c.sizes["m"] == m} == {"integer", "normal"}
+    assert sum(c.kind == "normal" and c.sizes["m"] == lo + length for c in cases(op)) == 2

@@ -1,0 +1,79 @@
+"""One tuner a device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from emmy.errors import DeviceBusy
+from emmy.measure.lock import DeviceLock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from emmy.measure.lock import DeviceLock
+DeviceLock(Path(sys.argv[1]), "cpu").acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """A process that has the lock."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_holder_is_told_who_holds_the_device(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    try:
+        with pytest.raises(DeviceBusy, match=rf"process {process.pid} \(-c .*--wait"):
+            DeviceLock(tmp_path, "cpu").acquire()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with DeviceLock(tmp_path, "cpu") as lock:
+        assert lock.held
+
+
+def test_waiting_gets_the_lock_when_its_holder_lets_go(tmp_path: Path) -> None:
+    first, second = DeviceLock(tmp_path, "cpu"), DeviceLock(tmp_path, "cpu")
+    first.acquire()
+    waiter = threading.Thread(target=second.acquire, kwargs={"wait": True}, daemon=True)
+    waiter.start()
+    waiter.join(0.2)
+    assert not second.held
+    first.release()
+    waiter.join(10)
+    assert second.held
+    second.release()
+
+
+def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
+    with DeviceLock(tmp_path, "cpu"), DeviceLock(tmp_path, "9f3a"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DeviceBusy, match="EMMY_CACHE"):
+        DeviceLock(tmp_path / "file" / "locks", "cpu").acquire()

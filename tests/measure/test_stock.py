@@ -1,0 +1,62 @@
+"""The stock kernels compute the op."""
+
+from __future__ import annotations
+
+import pytest
+
+from emmy.ir.ops import parse_op
+from emmy.ir.ops.matmul import Matmul
+from emmy.measure.check import compare, operands
+from emmy.measure.device import Runnable
+from emmy.measure.guarded import plain
+from emmy.measure.job import STOCK_ERROR_NORM
+from emmy.measure.stock import NumpyMatmul, TorchMatmul, stock
+
+F32 = [
+    "matmul:5x7x64:f32",
+    "matmul:1x33x16:f32:nk",
+    "matmul:4x6x33:f32:nk,bias,gelu_tanh",
+    "matmul:3x5x16:f32:residual,scale,bias",
+    "matmul:3x5x16:f32:silu",
+]
+
+
+def run(op_text: str, kernel: Runnable, kind: str) -> float | None:
+    """The error norm of the kernel's answer."""
+    op = parse_op(op_text)
+    inputs = op.inputs(kind, 4)  # type: ignore[arg-type]
+    buffers = dict(operands(op, {}, plain))
+    for name, data in inputs.items():
+        buffers[name].write(data)
+    kernel.bind(buffers, {})()
+    reference = op.reference(inputs)
+    return compare(op, kind, {n: buffers[n].read() for n in reference}, reference).error_norm  # type: ignore[arg-type]
+
+
+def matmul(text: str) -> Matmul:
+    op = parse_op(text)
+    assert isinstance(op, Matmul)
+    return op
+
+
+@pytest.mark.parametrize("op_text", F32)
+def test_numpy_computes_the_op(op_text: str) -> None:
+    for kind in ("integer", "normal"):
+        norm = run(op_text, NumpyMatmul(matmul(op_text)), kind)
+        assert norm is not None
+        assert norm <= 1
+
+
+@pytest.mark.parametrize("op_text", [*F32, "matmul:5x7x64:bf16:nk,bias,gelu_tanh", "matmul:5x7x64:f16:residual"])
+def test_torch_computes_the_op_up_to_roundings_between_its_steps(op_text: str) -> None:
+    pytest.importorskip("torch")
+    norm = run(op_text, TorchMatmul(matmul(op_text)), "normal")
+    assert norm is not None
+    assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
+
+
+def test_torch_is_preferred_when_it_is_there() -> None:
+    pytest.importorskip("torch")
+    found = stock(parse_op(F32[0]), 1)
+    assert found is not None
+    assert found[0] == "torch"
