@@ -265,38 +265,55 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
     `launch` need not be the plan's own: moves ask before they add a loop.
     """
     t, p = launch.tile, plan.program
-    inside_block = t.nest[t.n_block_loops :]
-    for x in t.nest[: t.n_block_loops]:
+    for i, x in enumerate(t.nest):
         for w in t.works:
-            if x.axis in axes_walked(p, w):
-                continue
-            leaves = plan.workspace(w.stage) is not None and not w.combine
-            if leaves or plan.stored(p.stage(w.stage), launch):
+            s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
+            leaves = leaves_state or plan.stored(s, launch)
+            if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
                 return f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
-    return _refuse_walk(p, t.works, inside_block)
+            if leaves_state and x.axis not in s.folded and (c := _lacking(s, x.axis)):
+                return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
+    return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())
 
 
-def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...]) -> str | None:
+def refuse_own_loop(plan: Plan, work: Work, axis: str) -> str | None:
+    """Why a work cannot walk `axis` in a loop of its own, inside its open accumulators."""
+    s = plan.program.stage(work.stage)
+    if axis in s.folded or work.combine or not (c := _lacking(s, axis)):
+        return None
+    return f"{s.out} would fold its state {c}, which has no axis {axis}, once for each piece of {axis}"
+
+
+def _lacking(s: Stage, axis: str) -> str | None:
+    """A component of the stage's monoid without the axis."""
+    return next((c for c, axes in (s.monoid.components(s) if s.monoid else ()) if axis not in axes), None)
+
+
+def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...], opened: frozenset[str]) -> str | None:
+    """`opened`: works whose accumulators live around the loop, since a loop outside it folds their axis."""
     if not nest or not works:
         return None
     axis, rest = nest[0].axis, nest[1:]
-    parts = loop_works(p, works, axis)
-    inside = parts[1]
+    before, inside, after = loop_works(p, works, axis)
     for w in inside:
         if axis not in axes_walked(p, w):
             ends = f"{inside[0].stage} and {inside[-1].stage}"
             return f"{w.stage} has no axis {axis} but stands between {ends}, which have it"
-    folding = {w.stage for w in inside if not w.combine and axis in p.stage(w.stage).folded}
+        s = p.stage(w.stage)
+        if w.stage in opened and axis not in s.folded and (c := _lacking(s, axis)):
+            return f"the loop over {axis} would fold {c} of {s.out} again for each piece: it comes before the loop over {s.folded[0]}"
+    folding = frozenset(w.stage for w in inside if not w.combine and axis in p.stage(w.stage).folded)
     for w in inside:
         early = [v for v in _reads(p, w) if v in folding]
         if early:
             return f"{w.stage} reads {early[0]}, which is not complete before the loop over {axis} ends"
-    for u in parts[0]:
+    for u in before:
         first = next((x.axis for x in rest if x.axis in axes_walked(p, u)), None)
-        reader = next((w.stage for part in parts[1:] for w in part if u.stage in _reads(p, w)), None)
+        reader = next((w.stage for w in (*inside, *after) if u.stage in _reads(p, w)), None)
         if reader and first in p.stage(u.stage).axes:
             return f"{reader} reads {u.stage} outside the loop over {first} that makes it, with the loop over {axis} between"
-    return next((r for part in parts if (r := _refuse_walk(p, part, rest))), None)
+    parts = ((before, opened), (inside, opened | folding), (after, opened))
+    return next((r for part, around in parts if (r := _refuse_walk(p, part, rest, around))), None)
 
 
 def _reads(p: Program, w: Work) -> tuple[str, ...]:

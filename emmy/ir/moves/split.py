@@ -19,7 +19,7 @@ from emmy.ir.moves.base import (
     refuse_path,
     register,
 )
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops, refuse_own_loop
 from emmy.ir.target import Target
 
 
@@ -82,7 +82,7 @@ class Split(Move):
         if self.level not in target.loop_levels:
             return f"{target.name} has no level {self.level}; it has {', '.join(target.loop_levels)}"
         if self.work:
-            return self._refuse_own_loop(la.tile.work(self.work))
+            return self._refuse_own_loop(plan, la.tile.work(self.work))
         late = refuse_late_loop(self, la)
         if late:
             return late
@@ -101,12 +101,12 @@ class Split(Move):
         loop = Loop(self.axis, self.level, 1)
         return refuse_loops(plan, replace(la, tile=replace(la.tile, nest=(*la.tile.nest, loop))))
 
-    def _refuse_own_loop(self, w: Work) -> str | None:
+    def _refuse_own_loop(self, plan: Plan, w: Work) -> str | None:
         if self.level in BLOCK_LEVELS:
             return f"{self.level} loops are the whole launch's: write {self.launch}/split(...), without {self.work}"
         if w.atoms:
             return f"{w.stage} has the atom {w.atoms[0]} already: splits come before atoms"
-        return None
+        return refuse_own_loop(plan, w, self.axis)
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         assert isinstance(self.step, int)
