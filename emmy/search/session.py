@@ -15,13 +15,14 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.program import upper
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
+from emmy.measure.measurer import Measurer
 from emmy.records import Device
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.registry import make_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Trial
-from emmy.search.tuner import Measurer, Plan, Run, Start, Stop, is_complete
+from emmy.search.tuner import Plan, Run, Start, Stop, is_complete
 
 log = logging.getLogger("emmy.search.session")
 

@@ -14,11 +14,11 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
 from emmy.errors import DataError
-from emmy.records import Candidate, Device, Measurement, new_id, now_utc
+from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
+from emmy.measure.measurer import Measurer, Speedup
+from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget
 from emmy.search.events import Finished, Listener, Measured, Note, Racing, Started, ignore
 from emmy.search.schedule_space import ScheduleSpace
@@ -31,21 +31,6 @@ FINALISTS = 5
 BATCH = 8
 
 _Timed = tuple[Measurement, float]  # a row, and the seconds that had been spent on the run when it was stored
-
-
-class Measurer(Protocol):
-    """What a run needs of a device."""
-
-    @property
-    def device(self) -> Device: ...
-
-    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
-        """A row for each candidate, in order, as soon as it is measured. `best_us`: give up on much slower ones early."""
-        ...
-
-    def race(self, candidates: Sequence[Candidate]) -> list[Measurement]:
-        """Rows under the final protocol, interleaved with each other and the stock kernel (`baseline_us`)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +93,15 @@ class TuneResult:
     resumed: int = 0
 
     @property
-    def baseline_us(self) -> float | None:
-        return self.best.baseline_us if self.best else None
+    def speedup(self) -> Speedup | None:
+        """Stock time over the winner's, round by round; None without a race, or without a stock kernel."""
+        return speedup_of(self.best) if self.best else None
 
-    @property
-    def ratio(self) -> float | None:
-        """Stock time over best time, above 1 when the generated kernel wins; None without a race."""
-        if self.best is None or self.best.time_us is None or self.best.baseline_us is None:
-            return None
-        return self.best.baseline_us / self.best.time_us
+
+def speedup_of(row: Measurement) -> Speedup | None:
+    """What a raced row says of its ratio to the stock kernel; None when the row was not raced."""
+    s = row.static
+    return Speedup(s["speedup"], s["speedup_low"], s["speedup_high"]) if "speedup" in s else None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,314 @@
+"""What Emmy does, as functions that return typed results: the surface that `import emmy` and the command line share.
+
+Nothing here prints. Rows that a call measures go through a journal into the dataset below `home`, whatever the call is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import overload
+
+from emmy import __version__, config
+from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
+from emmy.costmodel.retrain import TrainReport
+from emmy.costmodel.retrain import train_costmodel as retrain
+from emmy.costmodel.samples import prepare
+from emmy.costmodel.train import Progress, TrainedModel, train
+from emmy.errors import DataBusy, DataError, NoSuchDevice, UsageError, WrongAnswer
+from emmy.explain import Explanation
+from emmy.explain import explain as explain_op
+from emmy.ir.ops import Op, parse_op
+from emmy.ir.roofline import roofline_us
+from emmy.ir.schedule import replay
+from emmy.ir.target import Target, load_target
+from emmy.levels import LEVELS, Level, LevelName, Subject, describe, example
+from emmy.measure.journal import Journal, RunHeader, journal_path
+from emmy.measure.measurer import Measurer
+from emmy.records import Candidate, Measurement, new_id, now_utc
+from emmy.search.budget import Budget, parse_budget
+from emmy.search.events import Listener, Note, ignore
+from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.session import Request, load_model, open_run
+from emmy.search.tuner import Stop, TuneResult
+from emmy.winner import Winner, by_schedule, find_winner, measured_rows
+from emmy.workloads import op_texts
+
+
+def expand(names: str | Sequence[str]) -> tuple[Op, ...]:
+    """The ops that texts and names of sets (`@gemma4-12b`) stand for, each once. Raises UsageError for an unknown one."""
+    listed = (names,) if isinstance(names, str) else names
+    texts = (text for name in listed for text in (op_texts(name) if name.startswith("@") else (name,)))
+    return tuple({op.key: op for op in map(parse_op, texts)}.values())
+
+
+def as_op(op: Op | str) -> Op:
+    return parse_op(op) if isinstance(op, str) else op
+
+
+def roof_us(op: Op | str, gpu: str, threads: int) -> float:
+    """The least time the op can take on `threads` of the target, in microseconds."""
+    op = as_op(op)
+    return roofline_us(op.work(), load_target(gpu), op.program().inputs[0].dtype, threads).time_us
+
+
+# ---------------------------------------------------------------- tune
+# fmt: off
+@overload
+def tune(  # type: ignore[overload-overlap]  # a text is a Sequence too; it means one op
+    op: Op | str, *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
+    model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
+    home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ...,
+) -> TuneResult: ...
+@overload
+def tune(
+    op: Sequence[Op | str], *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
+    model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
+    home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ...,
+) -> tuple[TuneResult, ...]: ...
+# fmt: on
+def tune(
+    op: Op | str | Sequence[Op | str],
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    budget: Budget | str = "60s",
+    strategy: str = "auto",
+    model: str | None = None,
+    seed: int = 0,
+    on_event: Listener = ignore,
+    fresh: bool = False,
+    wait: bool = False,
+    home: Path | None = None,
+    measurer: Measurer | None = None,
+    stop: Stop | None = None,
+) -> TuneResult | tuple[TuneResult, ...]:
+    """The fastest schedule found for an op; for a sequence of ops one result each, those with the most work first.
+
+    budget:   of each op: "60s", "300" trials, "patience=80", or several; a run that was interrupted goes on where it ended
+    model:    a model's file, "roofline" for none, or None for the one deployed for the target
+    fresh:    begin anew: neither resume nor use what earlier runs measured of the op
+    wait:     queue behind whoever measures on the device, instead of raising DeviceBusy
+    measurer: who measures, instead of the device that `gpu` names; it stays open
+    stop:     set `stop.asked` from elsewhere to end after the measurement in flight
+
+    Raises UsageError, NoSuchDevice, DeviceBusy or StaleModel.
+    """
+    alone = isinstance(op, Op | str)
+    ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
+    limits = budget if isinstance(budget, Budget) else parse_budget(budget)
+    target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
+    leader = load_model(model, target, home, on_event)
+    results: list[TuneResult] = []
+    with device(target, threads, wait=wait, measurer=measurer) as here:
+        for one in sorted(ops, key=lambda o: -o.work().flops):
+            if stop.asked and results:
+                break
+            request = Request(one, target, strategy, seed, limits, threads, fresh)
+            results.append(open_run(request, here, home, __version__, leader, on_event, stop).go())
+            _ingest(home, on_event)
+    return results[0] if alone else tuple(results)
+
+
+def _ingest(home: Path, on_event: Listener) -> None:
+    """Rows are safe in their journals: that somebody else has the database open is no reason to fail."""
+    try:
+        Dataset.of(home).ingest()
+    except (DataBusy, DataError) as e:
+        on_event(Note(f"{e} The rows stay in their journals until the next command."))
+
+
+@contextmanager
+def device(target: Target, threads: int, *, wait: bool = False, measurer: Measurer | None = None) -> Iterator[Measurer]:
+    """Who measures on the target: `measurer`, or this machine's device, held until the end of the block.
+
+    Raises NoSuchDevice when the target cannot be measured here, DeviceBusy when another process measures on it.
+    """
+    if measurer is not None:
+        yield measurer
+        return
+    if not target.is_cpu:
+        raise NoSuchDevice(
+            f"{target.name} cannot be measured: this version of Emmy generates no CUDA code yet. "
+            f"`emmy show OP --gpu {target.name}` shows its plans; `--gpu cpu` tunes on this machine."
+        )
+    from emmy.measure.cpu import CpuMeasurer
+
+    with CpuMeasurer(target, threads=threads, floor_us=lambda op: roof_us(op, target.name, threads), wait=wait) as here:
+        yield here
+
+
+# ---------------------------------------------------------------- look up, show, explain
+def winner(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Winner | None:
+    """The best schedule stored for the op on this machine's device; None when nothing right was measured of it."""
+    target = load_target(gpu)
+    return find_winner(measured_rows(home or config.home(), as_op(op).key, target, threads), target.product)
+
+
+def subject(
+    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+) -> Subject:
+    """The op under `schedule`: by default the stored winner's, else the one that a search measures first."""
+    op, target = as_op(op), load_target(gpu)
+    note = "as given"
+    if schedule is None:
+        best = winner(op, gpu=gpu, threads=threads, home=home)
+        note = "the stored winner" if best else "the default: nothing is stored for this op and target"
+        schedule = best.schedule if best else ScheduleSpace(op, target, threads).default().key
+    return Subject(op.key, op.program(), schedule, target, op, note)
+
+
+def show(
+    op: Op | str,
+    schedule: str | None = None,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    levels: Sequence[LevelName] = LEVELS,
+    home: Path | None = None,
+) -> tuple[Level, ...]:
+    """The op's levels as text under `schedule` (see `subject`). `plan:NAME` names one of the five worked plans."""
+    if isinstance(op, str) and op.startswith("plan:"):
+        return describe(example(op.removeprefix("plan:")), levels)
+    return describe(subject(op, schedule, gpu=gpu, threads=threads, home=home), levels)
+
+
+def explain(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Explanation:
+    """Why the stored winner is as it is: what binds it, what each move brings, what was refused, what the model says."""
+    op, home, target = as_op(op), home or config.home(), load_target(gpu)
+    rows = measured_rows(home, op.key, target, threads)
+    return explain_op(op, target, threads, rows, load_model(None, target, home))
+
+
+def diagnose_data(dataset: Dataset, gpu: str | None = None) -> Diagnosis:
+    """Rows that should not be believed, of one target or of all: also those whose schedule gives another source now."""
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        return diagnose(snapshot, stale=why_stale, target=gpu)
+
+
+def train_costmodel(
+    gpu: str | None = None,
+    *,
+    models: Path | None = None,
+    force: bool = False,
+    home: Path | None = None,
+    on_progress: Progress = lambda what, done, of: None,
+) -> tuple[TrainReport, ...]:
+    """A cost model of the target, or of every target with rows: trained, judged, and deployed when it is better."""
+    return retrain(home or config.home(), gpu, models=models, force=force, on_progress=on_progress)
+
+
+def evaluate_costmodel(
+    gpu: str, *, home: Path | None = None, on_progress: Progress = lambda what, done, of: None
+) -> TrainedModel:
+    """How well a model of the stored rows ranks problems it has not seen, beside rankings that need none. Deploys nothing."""
+    dataset = Dataset.of(home or config.home())
+    dataset.ingest()
+    rows = dataset.rows(target=gpu)
+    return train(prepare(rows, load_target(gpu)).samples, gpu, on_progress=on_progress)
+
+
+# ---------------------------------------------------------------- measure again
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """`row` is the new measurement; `stored_us` the time on record, None for a schedule that has none."""
+
+    row: Measurement
+    stored_us: float | None
+    roof_us: float
+
+
+def bench(
+    op: Op | str,
+    schedule: str | None = None,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    rounds: int = 7,
+    wait: bool = False,
+    home: Path | None = None,
+    measurer: Measurer | None = None,
+) -> BenchResult:
+    """The stored winner (or `schedule`) measured again, in turns with the stock kernel.
+
+    Raises UsageError when nothing is stored and no schedule given, WrongAnswer when the kernel's answer is wrong.
+    """
+    op, home, target = as_op(op), home or config.home(), load_target(gpu)
+    rows = measured_rows(home, op.key, target, threads)
+    if schedule is None:
+        best = find_winner(rows, target.product)
+        if best is None:
+            raise UsageError(
+                f"nothing is stored of {op} on {gpu} with {threads} threads. Tune it: `emmy tune {op} --threads {threads}`, "
+                "or name a schedule: --schedule '...'"
+            )
+        schedule = best.schedule
+    replay(op.program(), schedule, target)  # refused before the device is taken
+    with device(target, threads, wait=wait, measurer=measurer) as here:
+        (row,) = here.race([Candidate(op.key, schedule)], rounds)
+    row = _keep(home, "bench", target, [row])[0]
+    if row.status == "correctness":
+        raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
+    return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """New measurements of the best stored schedules. A row whose status is "correctness" is a wrong answer."""
+
+    rows: tuple[Measurement, ...]
+
+    @property
+    def wrong(self) -> tuple[Measurement, ...]:
+        return tuple(r for r in self.rows if r.status == "correctness")
+
+
+def verify(
+    op: Op | str | None = None,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    top: int = 5,
+    wait: bool = False,
+    home: Path | None = None,
+    measurer: Measurer | None = None,
+) -> VerifyReport:
+    """The `top` best stored schedules of every op (or of `op`), compiled and checked against the reference once more."""
+    home, target = home or config.home(), load_target(gpu)
+    dataset = Dataset.of(home)
+    dataset.ingest()
+    stored = dataset.rows(target=gpu, op=as_op(op).key if op else None, statuses=("ok",), origins=("measured",))
+    if not stored:
+        raise UsageError(f"nothing is stored on {gpu}{f' of {op}' if op else ''}. Tune something: `emmy tune OP`")
+    candidates = [
+        Candidate(name, s) for name, times in _times(stored).items() for s in sorted(times, key=times.__getitem__)[:top]
+    ]
+    with device(target, threads, wait=wait, measurer=measurer) as here:
+        rows = list(here.stream(candidates))
+    return VerifyReport(_keep(home, "verify", target, rows))
+
+
+def _times(rows: Sequence[Measurement]) -> Mapping[str, dict[str, float]]:
+    """op -> schedule -> median time."""
+    ops = dict.fromkeys(r.op for r in rows)
+    return {op: by_schedule([r for r in rows if r.op == op]) for op in ops}
+
+
+def _keep(home: Path, what: str, target: Target, rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """The rows as stored: measured is measured, whatever for."""
+    run_id = new_id()[:16]
+    ops = dict.fromkeys(r.op for r in rows)
+    header = RunHeader(run_id, ",".join(ops), target.name, what, 0, "", emmy_version=__version__, time_utc=now_utc())
+    kept = tuple(
+        replace(r, run_id=run_id, emmy_version=__version__, id=r.id or new_id(), time_utc=r.time_utc or now_utc())
+        for r in rows
+    )
+    with Journal.create(journal_path(home, run_id), header) as journal:
+        for row in kept:
+            journal.append(row, 0.0)
+    _ingest(home, ignore)
+    return kept

@@ -1,0 +1,43 @@
+"""`emmy bench`: a stored winner measured again, in turns with the stock kernel."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
+from emmy.report import RACE_COLUMNS, Screen, race_record
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("op", nargs="+", help="ops, or @SET")
+    add_gpu(parser)
+    add_threads(parser)
+    parser.add_argument("--schedule", metavar="S", help="measure this one instead of the stored winner")
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="samples of each side (default: 7)")
+    parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
+    add_home(parser)
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    from emmy import api
+
+    done = []
+    for op in api.expand(args.op):
+        screen.say(f"measuring {op} on {args.gpu}, {args.rounds} rounds in turns with the stock kernel")
+        b = api.bench(
+            op, args.schedule, gpu=args.gpu, threads=args.threads, rounds=args.rounds, wait=args.wait, home=args.home
+        )
+        done.append({**race_record(b.row, b.roof_us), "stored_us": b.stored_us})
+        if b.row.message:
+            screen.say(f"{b.row.status}: {b.row.message}")
+    screen.rows("bench", done, {**RACE_COLUMNS, "stored_us": "stored us"})
+    return int(any(r["status"] != "ok" for r in done))
+
+
+VERB = Verb(
+    "bench",
+    "measure stored winners again, beside the stock kernel",
+    ("bench matmul:512x1024x3840:f32", "bench matmul:512x1024x3840:f32 --threads 2 --rounds 15 --json"),
+    configure,
+    run,
+)

@@ -1,0 +1,189 @@
+"""`emmy data`: look at the dataset, move rows in and out of it, check it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emmy.cli.verb import Verb, add_home, add_output
+from emmy.report import Screen, record_of, table
+
+if TYPE_CHECKING:
+    from emmy.costmodel.dataset import Dataset
+    from emmy.costmodel.snapshot import Best
+
+Task = Callable[[Namespace, "Dataset", Screen], int]
+GRAVE = ("conflict", "implausible")  # faults that a sound dataset does not have
+
+
+def configure(parser: ArgumentParser) -> None:
+    tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
+
+    def task(name: str, run_task: Task, summary: str) -> ArgumentParser:
+        sub = tasks.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example:\n  emmy {EXAMPLES[name]}",
+            formatter_class=parser.formatter_class,
+        )
+        sub.set_defaults(task=run_task)
+        add_home(sub)
+        add_output(sub)
+        return sub
+
+    def gpu(sub: ArgumentParser, required: bool = False) -> None:
+        sub.add_argument("--gpu", metavar="NAME", required=required, help="only rows of this target")
+
+    gpu(task("stats", _stats, "count rows, and list the best of each op"))
+    task("query", _query, "answer SQL over measurement, ok, best and stored").add_argument("sql", help="one statement")
+    sub = task("import", _import, "take in shard folders that others exported")
+    sub.add_argument("folder", type=Path, help="a shard folder, or a folder of them")
+    sub.add_argument("--own", action="store_true", help="the rows are mine, from another machine: they stay `measured`")
+    sub = task("export", _export, "write the rows measured here as a shard folder")
+    gpu(sub, required=True)
+    sub.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the shard is DIR/NAME; new rows are added to it"
+    )
+    sub.add_argument(
+        "--provenance", default="", help="whence the rows are, in a sentence (default: the devices' names)"
+    )
+    task("verify", _verify, "check every shard: digests, columns, values").add_argument(
+        "folder", type=Path, nargs="*", help="shard folders (default: all of the dataset)"
+    )
+    gpu(task("doctor", _doctor, "list rows that should not be believed, each with the reason"))
+    task("rebuild", _rebuild, "make the database anew from the journals, keeping the old one")
+    sub = task("ingest", _ingest, "take finished journals into the database")
+    sub.add_argument("--dead", action="store_true", help="also those of runs that were killed and will not be resumed")
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    from emmy import config
+    from emmy.costmodel.dataset import Dataset
+
+    done: int = args.task(args, Dataset.of(args.home or config.home()), screen)
+    return done
+
+
+def _stats(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    from emmy.costmodel.stats import data_stats
+
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        stats = data_stats(snapshot, target=args.gpu)
+    screen.say(
+        f"{stats.rows} rows in {dataset.home}"
+        + (f", {stats.duplicate_rows} stored twice" if stats.duplicate_rows else "")
+    )
+    screen.rows("group", map(record_of, stats.groups))
+    screen.show("")
+    screen.rows("best", map(_best, stats.bests))
+    return 0
+
+
+def _best(b: Best) -> dict[str, object]:
+    return {
+        "op": b.row.op,
+        "target": b.row.device.target,
+        "threads": b.row.protocol.threads,
+        "time_us": b.time_us,
+        "stock": b.row.baseline or None,
+        "stock_us": b.baseline_us,
+        "ratio": b.ratio,
+        "rows": b.n_rows,
+        "schedule": b.row.schedule,
+    }
+
+
+def _query(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        answer = snapshot.query(args.sql)
+    screen.show(table(answer.columns, answer.rows))
+    for row in answer.rows:
+        screen.record("row", {"cells": dict(zip(answer.columns, row, strict=True))})
+    return 0
+
+
+def _import(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    from emmy.costmodel.exchange import import_shards
+
+    report = import_shards(args.folder, dataset, own=args.own)
+    screen.show(f"{report.rows} rows taken in from {len(report.folders)} folders; {report.already} were known")
+    screen.record("import", report)
+    return 0
+
+
+def _export(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    from emmy.costmodel.exchange import export_shard
+
+    dataset.ingest()
+    report = export_shard(dataset, args.gpu, args.out, provenance=args.provenance)
+    screen.show(f"{report.rows} rows written to {report.part or report.folder}; {report.already} were there")
+    screen.record("export", report)
+    return 0
+
+
+def _verify(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    from emmy.costmodel.shards import shard_folders, verify
+
+    folders = tuple(args.folder) or shard_folders(dataset.roots)
+    faults = [f for folder in folders for f in verify(folder)]
+    screen.rows("fault", map(record_of, faults))
+    screen.say(f"{len(folders)} shard folders, {len(faults)} faults")
+    return int(bool(faults))
+
+
+def _doctor(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    from emmy.api import diagnose_data
+
+    found = diagnose_data(dataset, args.gpu)
+    columns = {"kind": "fault", "target": "target", "op": "op", "detail": "detail"}
+    screen.rows("fault", map(record_of, found.faults), columns)
+    kinds = dict.fromkeys(f.kind for f in found.faults)
+    listed = ", ".join(f"{found.count(k)} {k}" for k in kinds)
+    screen.say(f"{found.checked} rows looked at: {listed or 'nothing wrong'}")
+    return int(any(f.kind in GRAVE for f in found.faults))
+
+
+def _rebuild(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    report = dataset.rebuild()
+    lost = (
+        "; the old database could not be read"
+        if report.salvaged is None
+        else f", {report.salvaged} from the old database"
+    )
+    screen.show(f"{report.rows} rows from {report.journals} journals{lost}. The old one is kept as {report.kept_as}")
+    screen.record("rebuild", report)
+    return _damaged(report.damaged, screen)
+
+
+def _ingest(args: Namespace, dataset: Dataset, screen: Screen) -> int:
+    report = dataset.ingest(dead=args.dead)
+    screen.show(f"{report.new_rows} new rows of {report.rows} in {report.journals} journals")
+    screen.record("ingest", report)
+    return _damaged(report.damaged, screen)
+
+
+def _damaged(damaged: tuple[str, ...], screen: Screen) -> int:
+    for what in damaged:
+        screen.say(f"damaged: {what}")
+    return int(bool(damaged))
+
+
+EXAMPLES = {
+    "stats": "data stats --gpu cpu",
+    "query": 'data query "SELECT op, min(time_us) FROM ok GROUP BY op"',
+    "import": "data import ~/downloads/h200",
+    "export": "data export --gpu cpu --out datasets/",
+    "verify": "data verify datasets/cpu",
+    "doctor": "data doctor",
+    "rebuild": "data rebuild",
+    "ingest": "data ingest --dead",
+}
+
+VERB = Verb(
+    "data", "look at the dataset, move rows, check them", tuple(EXAMPLES.values()), configure, run, has_tasks=True
+)

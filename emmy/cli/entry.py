@@ -1,0 +1,108 @@
+"""The command `emmy`: the list of verbs, and the edge where errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+
+from emmy import __version__
+from emmy.cli import bench, cache, data, doctor, evaluate, explain, show, train, tune, verify
+from emmy.cli.verb import Verb, add_output
+from emmy.errors import EmmyError
+from emmy.report import Screen
+
+VERBS: tuple[Verb, ...] = (
+    tune.VERB,
+    show.VERB,
+    bench.VERB,
+    verify.VERB,
+    explain.VERB,
+    train.VERB,
+    evaluate.VERB,
+    data.VERB,
+    cache.VERB,
+    doctor.VERB,
+)
+INTERRUPTED = 130
+EXIT_CODES = "exit codes: 0 ok, 1 failed, 2 usage, 3 no such device, 4 wrong answer found, 130 interrupted"
+# Packages of the extras, by the name they are imported under.
+EXTRAS = {
+    "duckdb": "tune", "lightgbm": "tune", "optuna": "tune", "rich": "tune", "sklearn": "tune", "torch": "torch",
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of the command line `argv`; everything it has to say is said."""
+    try:
+        args = parser().parse_args(argv)
+    except SystemExit as e:  # argparse has printed help (0) or what is wrong (2)
+        return e.code if isinstance(e.code, int) else 2
+    screen = Screen(args.json)
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
+    try:
+        return _run(args, screen)
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(args: Namespace, screen: Screen) -> int:
+    verb: Verb = args.verb
+    try:
+        return verb.run(args, screen)
+    except EmmyError as e:
+        return screen.fail(e)
+    except KeyboardInterrupt:
+        screen.say("interrupted; everything that was measured is kept")
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as e:  # noqa: BLE001  # the edge: a user gets a sentence, `--verbose` the trace
+        if args.verbose:
+            traceback.print_exc()
+        return screen.fail(EmmyError(_sentence(e, verb)))
+
+
+def _sentence(error: Exception, verb: Verb) -> str:
+    """What to tell a user of an error that is not Emmy's own."""
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return f"`emmy {verb.name}` needs the package {error.name}. Install it: pip install 'emmy[{extra}]'"
+    return f"a fault in Emmy: {type(error).__name__}: {error}. `--verbose` shows where; please report it."
+
+
+class _Formatter(RawDescriptionHelpFormatter):
+    """Descriptions as written, and room for the longest verb beside its summary."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def parser() -> ArgumentParser:
+    """The whole command line."""
+    top = ArgumentParser(
+        "emmy",
+        description="Searches for fast kernels: names a computation and a device, measures candidates, keeps the winner.",
+        epilog="example:\n  emmy tune matmul:512x1024x3840:f32 --budget 60s\n\n"
+        f"`emmy VERB --help` shows a verb's options and examples.\n{EXIT_CODES}",
+        formatter_class=_Formatter,
+    )
+    top.add_argument("--version", action="version", version=f"emmy {__version__}")
+    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        shown = "\n".join(f"  emmy {e}" for e in verb.examples)
+        sub = verbs.add_parser(
+            verb.name,
+            help=verb.summary,
+            description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
+            epilog=f"examples:\n{shown}\n\n{EXIT_CODES}",
+            formatter_class=_Formatter,
+        )
+        verb.configure(sub)
+        if not verb.has_tasks:
+            add_output(sub)
+        sub.set_defaults(verb=verb)
+    return top

@@ -1,0 +1,82 @@
+"""`emmy explain`: why the stored schedule of an op is as it is."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
+from emmy.report import Screen, number, percent
+
+if TYPE_CHECKING:
+    from emmy.explain import Explanation
+
+SHOWN_VARIANTS = 3
+SHOWN_REFUSALS = 12
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("op", help="an op that was tuned")
+    add_gpu(parser)
+    add_threads(parser)
+    add_home(parser)
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    from emmy import api
+
+    found = api.explain(args.op, gpu=args.gpu, threads=args.threads, home=args.home)
+    screen.show("\n".join(_lines(found)))
+    screen.record("explanation", found)
+    return 0
+
+
+def _lines(e: Explanation) -> list[str]:
+    counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
+    out = [f"{e.op} on {e.target}, {e.threads} threads", f"  schedule  {e.schedule}"]
+    if e.time_us is None:
+        out.append(
+            f"  nothing right is measured yet{f' ({counts})' if counts else ''}: this is the default. Tune it: emmy tune {e.op}"
+        )
+    else:
+        out.append(f"  time      {number(e.time_us)} us, the best of {e.schedules} schedules with a time ({counts})")
+    if e.speedup:
+        verdict = "a tie" if e.speedup.is_tie else "faster" if e.speedup.median > 1 else "slower"
+        out.append(
+            f"  stock     {e.speedup.median:.3f} x ({e.speedup.low:.3f}..{e.speedup.high:.3f} over the rounds): {verdict}"
+        )
+    if e.default_factor:
+        out.append(f"  default   the schedule that is measured first takes {e.default_factor:.2f} x as long")
+    out.append(
+        f"  roofline  bound by {'arithmetic' if e.roof.binding == 'compute' else 'memory'}: arithmetic takes at least "
+        f"{number(e.roof.compute_us)} us, the data {number(e.roof.dram_us)} us"
+        + (f"; {percent(e.roof_share)} of the bound is reached" if e.time_us else "")
+    )
+    if e.model:
+        m = e.model
+        out.append(
+            f"  model     {m.digest} predicts {number(m.predicted_us)} us, give or take a factor of {m.factor:.2f}, "
+            f"and ranks it {m.rank} of {m.of}"
+        )
+    out.append("\nwhat each move brings (time with the change, over the time without it)")
+    for move in e.moves:
+        out.append(f"  {move.move}\n      {move.meaning}")
+        shown = [v for v in move.variants if v.change == "left out"]
+        shown += [v for v in move.variants if v.change != "left out"][:SHOWN_VARIANTS]
+        out += [f"      {v.factor:6.3f} x  {v.change}{'' if v.measured else '  (predicted)'}" for v in shown]
+        if not shown:
+            out.append("      nothing one change away was measured")
+    out.append("\nwhat is refused, and why")
+    out += [f"  {r.move}\n      {r.reason}" for r in e.refusals[:SHOWN_REFUSALS]]
+    if len(e.refusals) > SHOWN_REFUSALS:
+        out.append(f"  and {len(e.refusals) - SHOWN_REFUSALS} more: --json lists them")
+    return out
+
+
+VERB = Verb(
+    "explain",
+    "say why the stored schedule of an op is as it is",
+    ("explain matmul:512x1024x3840:f32", "explain matmul:512x1024x3840:f32 --threads 2 --json"),
+    configure,
+    run,
+)

@@ -1,0 +1,110 @@
+"""`emmy show`: an op, a worked plan or a set of ops, level by level."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
+from emmy.errors import UsageError
+from emmy.report import Screen, paint
+
+if TYPE_CHECKING:
+    from emmy.levels import Level, Subject
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "op", help="an op, plan:NAME (pingpong, attention, norm_linear, splitk, cpu_packed, all), or @SET"
+    )
+    parser.add_argument(
+        "schedule", nargs="?", help="moves in one quoted word (default: the stored winner, else the default)"
+    )
+    add_gpu(parser)
+    add_threads(parser)
+    parser.add_argument(
+        "--ir",
+        default="all",
+        metavar="LEVEL",
+        help="op, loop, tile, steps, kernel, source, static, asm, or all; several with commas",
+    )
+    parser.add_argument("--dump", type=Path, metavar="DIR", help="write each level to a numbered file instead")
+    add_home(parser)
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    if args.op.startswith("@"):
+        return _list(args.op, screen)
+    from emmy import api, levels
+
+    wanted = levels.level_names(args.ir)
+    if args.op.startswith("plan:"):
+        if args.schedule is not None:
+            raise UsageError(
+                "a worked plan has its own schedule; to try another, name an op: emmy show matmul:256x64x160:f16 '...'"
+            )
+        name = args.op.removeprefix("plan:")
+        subjects = levels.examples() if name == "all" else (levels.example(name),)
+    else:
+        subjects = (api.subject(args.op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home),)
+    for s in subjects:
+        shown = levels.describe(s, wanted)
+        if args.dump:
+            _dump(args.dump / s.title.removeprefix("plan:") if len(subjects) > 1 else args.dump, shown, screen)
+        else:
+            _print(s, shown, screen)
+        for level in shown:
+            screen.record(
+                "level",
+                {
+                    "subject": s.title,
+                    "target": s.target.name,
+                    "schedule": s.schedule,
+                    "level": level.name,
+                    "text": level.text,
+                    "missing": level.missing,
+                },
+            )
+    return 0
+
+
+def _print(s: Subject, shown: tuple[Level, ...], screen: Screen) -> None:
+    if len(shown) == 1 and not shown[0].missing:  # for a pipe: the text and nothing else
+        screen.show(shown[0].text)
+        return
+    screen.show(paint(f"{s.title} on {s.target.name}", "bold", screen.colour) + (f": {s.note}" if s.note else ""))
+    for level in shown:
+        screen.show(f"\n{paint(f'== {level.name} ==', 'bold', screen.colour)} {level.heading}\n")
+        screen.show(level.text)
+    screen.show("")
+
+
+def _dump(folder: Path, shown: tuple[Level, ...], screen: Screen) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for level in shown:
+        (folder / level.file_name).write_text(level.text + "\n", encoding="utf-8")
+    screen.say(f"wrote {len(shown)} files to {folder}")
+
+
+def _list(name: str, screen: Screen) -> int:
+    from emmy.workloads import load
+
+    screen.rows("case", ({"case": c.id, "kind": c.kind, "op": c.op_text()} for c in load(name)))
+    return 0
+
+
+VERB = Verb(
+    "show",
+    "print a computation at every level, down to machine code",
+    (
+        "show matmul:512x1024x3840:f32",
+        "show matmul:512x1024x3840:f32 --ir source",
+        "show matmul:64x64x64:f32 'k0/split(k,serial,32) k0.C/atom(fma,4,16,1,8)' --ir tile,kernel",
+        "show plan:pingpong",
+        "show matmul:512x1024x3840:f16 --gpu h200 --dump levels/",
+        "show @gemma4-12b",
+    ),
+    configure,
+    run,
+)

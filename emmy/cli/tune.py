@@ -1,0 +1,129 @@
+"""`emmy tune`: search for the fastest kernels of some ops on a device."""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads
+from emmy.report import RACE_COLUMNS, Screen, TuneProgress, number, race_record
+
+if TYPE_CHECKING:
+    from emmy.search.tuner import Stop, TuneResult
+
+INTERRUPTED = 130
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("op", nargs="+", help="ops such as matmul:512x1024x3840:f32, or @SET")
+    add_gpu(parser)
+    add_threads(parser)
+    parser.add_argument(
+        "--budget",
+        default="60s",
+        metavar="B",
+        help="of each op: 60s, 5m, 300 (trials), patience=80, or several with commas (default: 60s)",
+    )
+    parser.add_argument(
+        "--strategy", default="auto", metavar="S", help="auto, mcts, optuna, evolve or random (default: auto)"
+    )
+    parser.add_argument(
+        "--model", metavar="PATH", help="a cost model's file, or roofline for none (default: the deployed one)"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin anew: neither resume nor use earlier rows of the op"
+    )
+    parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
+    add_seed(parser)
+    add_home(parser)
+
+
+def run(args: Namespace, screen: Screen) -> int:
+    from emmy import api
+    from emmy.search.tuner import Stop
+
+    ops, stop = api.expand(args.op), Stop()
+    with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
+        results = api.tune(
+            ops,
+            gpu=args.gpu,
+            threads=args.threads,
+            budget=args.budget,
+            strategy=args.strategy,
+            model=args.model,
+            seed=args.seed,
+            on_event=progress,
+            fresh=args.fresh,
+            wait=args.wait,
+            home=args.home,
+            stop=stop,
+        )
+    _render(results, args, screen)
+    if stop.asked:
+        screen.say("interrupted: everything that was measured is kept, and the same command goes on from here")
+        return INTERRUPTED
+    return int(any(r.best is None for r in results))
+
+
+@contextmanager
+def _ctrl_c(stop: Stop, progress: TuneProgress) -> Iterator[None]:
+    """Within: Ctrl-C ends the run after the measurement in flight, a second one at once (KeyboardInterrupt)."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        progress.say("finishing the measurement in flight; Ctrl-C again stops at once")
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) -> None:
+    from emmy.api import roof_us
+
+    done = []
+    for r in results:
+        counts = ", ".join(f"{n} {status}" for status, n in r.counts.items())
+        if r.best is None:
+            screen.show(f"{r.op}: no right answer in {r.trials} trials ({counts})")
+            continue
+        default_us = r.default.time_us if r.default else None
+        reproduce = f"emmy bench {r.op} --threads {args.threads}" + (f" --home {args.home}" if args.home else "")
+        screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
+        screen.show(f"  schedule   {r.best.schedule}\n  reproduce  {reproduce}\n")
+        done.append(
+            {
+                **race_record(r.best, roof_us(r.op, r.target, args.threads)),
+                "default_us": default_us,
+                "trials": r.trials,
+                "seconds": r.elapsed_s,
+                "statuses": r.counts,
+                "why": r.why,
+                "resumed": r.resumed,
+                "run_id": r.run_id,
+                "reproduce": reproduce,
+            }
+        )
+    screen.rows("tune", done, {**RACE_COLUMNS, "trials": "trials", "seconds": "s"})
+
+
+VERB = Verb(
+    "tune",
+    "search for the fastest kernels of some ops",
+    (
+        "tune matmul:512x1024x3840:f32",
+        "tune matmul:512x1024x3840:f32 --threads 2 --budget 5m --strategy mcts",
+        "tune matmul:512x1024x3840:f32 --budget 300,patience=80 --json",
+        "tune @gemma4-12b --budget 2m",
+    ),
+    configure,
+    run,
+)

@@ -1,0 +1,54 @@
+"""What a verb is, and the options that many verbs share. Imports nothing heavy: `emmy --help` loads every verb."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from emmy.report import Screen
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb. `run` gets the parsed options and the screen, and returns the exit code; errors it raises are rendered."""
+
+    name: str
+    summary: str
+    examples: tuple[str, ...]
+    configure: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace, Screen], int]
+    has_tasks: bool = False  # its options are those of the tasks below it
+
+
+def add_output(parser: ArgumentParser) -> None:
+    """The options of every verb."""
+    parser.add_argument("--json", action="store_true", help='data as JSON on stdout: one object a line, "v": 1')
+    parser.add_argument("--verbose", action="store_true", help="say more on stderr, and where a fault happened")
+
+
+def add_home(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--home", type=Path, metavar="DIR", help="folder of measurements (default: $EMMY_HOME, see docs)"
+    )
+
+
+def add_gpu(parser: ArgumentParser) -> None:
+    parser.add_argument("--gpu", default="cpu", metavar="NAME", help="target: cpu, h200, rtx4090, ... (default: cpu)")
+
+
+def add_threads(parser: ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="CPU threads (default: 1)")
+
+
+def add_seed(parser: ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of every random choice (default: 0)")
+
+
+def positive(text: str) -> int:
+    """A whole number above 0; argparse shows the ValueError as a usage error."""
+    n = int(text)
+    if n < 1:
+        raise ValueError(text)
+    return n

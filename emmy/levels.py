@@ -1,0 +1,195 @@
+"""One computation at every level, from what is asked to what the processor runs, as text to read down the page.
+
+Only describes: it builds what a level needs and says what stands in the way where a level cannot be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from emmy.errors import UsageError
+from emmy.ir.dtype import size_bytes
+from emmy.ir.ops import Op
+from emmy.ir.plan import Plan
+from emmy.ir.program import Program
+from emmy.ir.roofline import roofline_us
+from emmy.ir.schedule import replay
+from emmy.ir.target import Target, load_target
+from emmy.testing.five_plans import FIVE_PLANS, Example
+
+if TYPE_CHECKING:
+    from emmy.codegen.build import SourceUnit
+    from emmy.hostcc import Library
+
+LevelName = Literal["op", "loop", "tile", "steps", "kernel", "source", "static", "asm"]
+LEVELS: tuple[LevelName, ...] = get_args(LevelName)
+
+HEADINGS: dict[LevelName, str] = {
+    "op": "what to compute, and the least work in it",
+    "loop": "Loop IR: the computation as stages over named axes; no device in sight",
+    "tile": "Tile IR: which loops run where and which values are kept near, as the schedule's moves placed them",
+    "steps": "steps: what a block does in order; copies, waits and barriers are derived, not written",
+    "kernel": "Kernel IR: every address and every vector spelled out, one kernel a launch",
+    "source": "source: the Kernel IR printed as C, statement by statement",
+    "static": "the binary: what the compiler made of the source",
+    "asm": "assembly: the loop that does most of the arithmetic",
+}
+SUFFIXES: dict[LevelName, str] = {"source": "c", "asm": "s"}  # of the files of a dump; the others are txt
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level as text. `missing`: the text says in a sentence why there is nothing to show."""
+
+    name: LevelName
+    heading: str
+    text: str
+    missing: bool = False
+
+    @property
+    def file_name(self) -> str:
+        """Numbered, so that a folder of levels reads in order: 03-tile.txt."""
+        return f"{LEVELS.index(self.name) + 1:02d}-{self.name}.{SUFFIXES.get(self.name, 'txt')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A program under a schedule on a target, and the op it comes from, where it comes from one."""
+
+    title: str
+    program: Program
+    schedule: str
+    target: Target
+    op: Op | None = None
+    note: str = ""  # where the schedule comes from
+
+    @property
+    def plan(self) -> Plan:
+        return replay(self.program, self.schedule, self.target)
+
+
+def example(name: str) -> Subject:
+    """One of the five worked plans. Raises UsageError for any other name."""
+    found = next((e for e in FIVE_PLANS if e.name == name), None)
+    if found is None:
+        raise UsageError(f"no plan is named {name!r}. Plans: {', '.join(e.name for e in FIVE_PLANS)}, all")
+    return _subject(found)
+
+
+def examples() -> tuple[Subject, ...]:
+    """The five worked plans."""
+    return tuple(_subject(e) for e in FIVE_PLANS)
+
+
+def _subject(e: Example) -> Subject:
+    return Subject(f"plan:{e.name}", e.program, e.schedule, load_target(e.target), note=e.title)
+
+
+def describe(subject: Subject, names: Sequence[LevelName] = LEVELS) -> tuple[Level, ...]:
+    """The named levels, in the order of LEVELS. Raises IllegalMove when the schedule does not replay."""
+    subject.plan  # noqa: B018  # refused here, once, rather than in every level
+    return tuple(_level(subject, name) for name in LEVELS if name in names)
+
+
+def _level(subject: Subject, name: LevelName) -> Level:
+    if name in ("kernel", "source", "static", "asm") and not subject.target.is_cpu:
+        why = f"{subject.target.name} needs the CUDA code generator, which this version of Emmy does not have"
+        return Level(name, HEADINGS[name], why, missing=True)
+    return Level(name, HEADINGS[name], _TEXTS[name](subject))
+
+
+def _op(s: Subject) -> str:
+    if s.op is None:
+        return f"{s.note}\nA program of its own: no op text names it."
+    work, dtype = s.op.work(), s.program.inputs[0].dtype
+    roof = roofline_us(work, s.target, dtype)
+    at = "".join(f", at {name} = {size}" for name, size in s.op.typical_sizes().items())
+    moved = [f"{v.name}[{','.join(v.axes)}] {size_bytes(v.dtype)} B an element" for v in s.program.inputs]
+    absolute, relative = s.op.tolerance()
+    return "\n".join(
+        (
+            s.op.key,
+            f"arithmetic  {work.flops / 1e9:.4g} GFLOP{at}",
+            f"data        {work.bytes / 2**20:.4g} MiB at least, each array moved once: {'; '.join(moved)}",
+            f"intensity   {work.intensity:.4g} FLOP a byte",
+            f"roofline    {roof.time_us:.4g} us on {s.target.product}, all {s.target.cores or s.target.n_sms} "
+            f"{'cores' if s.target.is_cpu else 'SMs'}, bound by {roof.binding}",
+            f"tolerance   {absolute:.2g} + {relative:.2g} x |reference|, the reference being numpy in float64",
+        )
+    )
+
+
+def _steps(s: Subject) -> str:
+    from emmy.codegen.lower import lower
+
+    return "\n".join(str(outline) for outline in lower(s.plan))
+
+
+def _tile(s: Subject) -> str:
+    return f"{s.plan}\n\nschedule: {s.schedule or '(none: the naive program)'}"
+
+
+def _unit(s: Subject) -> SourceUnit:
+    from emmy.codegen.build import plan_source
+
+    return plan_source(s.plan, s.target)
+
+
+def _library(s: Subject) -> Library:
+    from emmy.codegen import gcc
+
+    return gcc.build(_unit(s), s.target)
+
+
+def _static(s: Subject) -> str:
+    from emmy import config, hostcc
+    from emmy.codegen import gcc
+
+    library = _library(s)
+    known = {
+        "asm_instructions": "instructions",
+        "asm_fma": "fused multiply-adds",
+        "asm_vector_moves": "vector loads, stores and moves",
+    }
+    known |= {
+        "asm_spills": "of them on the stack: sums that did not fit the registers",
+        "library_bytes": "bytes of the library",
+    }
+    lines = [f"{value:10.0f}  {known.get(name, name)}" for name, value in library.static.items()]
+    command = f"{hostcc.version(config.c_compiler())} {' '.join(gcc.flags(s.target))}"
+    return "\n".join([command, *lines, *library.diagnostics.splitlines()])
+
+
+def _asm(s: Subject) -> str:
+    from emmy.hot_loop import hot_loop
+
+    loop = hot_loop(_library(s).path)
+    if loop is None:
+        return "(the compiler left no loop)"
+    head = f"{loop.function}: {len(loop.lines)} instructions an iteration, {loop.arithmetic} of them arithmetic"
+    return "\n".join([head, *(f"    {line}" for line in loop.lines)])
+
+
+_TEXTS: dict[LevelName, Callable[[Subject], str]] = {
+    "op": _op,
+    "loop": lambda s: str(s.program),
+    "tile": _tile,
+    "steps": _steps,
+    "kernel": lambda s: "\n\n".join(map(str, _unit(s).kernels)),
+    "source": lambda s: _unit(s).text,
+    "static": _static,
+    "asm": _asm,
+}
+
+
+def level_names(text: str) -> tuple[LevelName, ...]:
+    """The levels that `--ir` names: one, several with commas, or all. Raises UsageError for an unknown one."""
+    words = [w.strip() for w in text.split(",")]
+    if words == ["all"]:
+        return LEVELS
+    unknown = [w for w in words if w not in LEVELS]
+    if unknown:
+        raise UsageError(f"no level is named {unknown[0]!r}. Levels: {', '.join(LEVELS)}, all")
+    return tuple(name for name in LEVELS if name in words)

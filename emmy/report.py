@@ -1,0 +1,294 @@
+"""How Emmy looks: tables, JSON lines, numbers. Renders what it is given; computes and decides nothing.
+
+Human text goes to stderr, data to stdout. With `--json` data is one object a line, each with `"v": 1` and, as `record`, what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emmy import config
+from emmy.errors import EmmyError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from rich.progress import Progress
+
+    from emmy.records import Measurement
+    from emmy.search.events import Event, Measured, Started
+
+JSON_VERSION = 1
+
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a command writes. `json`: data is objects, and tables are left out."""
+
+    json: bool = False
+
+    def say(self, text: str) -> None:
+        """A line for people, on stderr."""
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def show(self, text: str) -> None:
+        """Data for people, on stdout; nothing with --json."""
+        if not self.json:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    def record(self, kind: str, data: object) -> None:
+        """Data for programs, on stdout, one line; nothing without --json. `data` is a dataclass or a mapping."""
+        if self.json:
+            body = to_plain(data)
+            assert isinstance(body, dict)
+            line = {"v": JSON_VERSION, "record": kind, **body}
+            sys.stdout.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+            sys.stdout.flush()
+
+    def rows(
+        self, kind: str, records: Iterable[Mapping[str, object]], columns: Mapping[str, str] | None = None
+    ) -> None:
+        """Alike records: a table for people, an object each for programs.
+
+        `columns`: key -> heading of what the table shows; default: every key under its own name.
+        """
+        listed = list(records)
+        for each in listed:
+            self.record(kind, each)
+        shown = columns or {key: key.replace("_", " ") for each in listed[:1] for key in each}
+        if listed:
+            self.show(table(tuple(shown.values()), ([each[key] for key in shown] for each in listed)))
+
+    def fail(self, error: EmmyError) -> int:
+        """Renders an error and returns its exit code."""
+        name = type(error).__name__
+        self.say(f"{name}: {error}")
+        self.record("error", {"error": name, "message": str(error), "exit_code": error.exit_code})
+        return error.exit_code
+
+    @property
+    def live(self) -> bool:
+        """Whether stderr is a terminal, where a line may be drawn over."""
+        return sys.stderr.isatty()
+
+    @property
+    def colour(self) -> bool:
+        return sys.stdout.isatty() and not config.no_color()
+
+
+def record_of(value: DataclassInstance) -> dict[str, object]:
+    """A dataclass's fields by name, as `Screen.rows` takes them."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def to_plain(value: object) -> Plain:
+    """`value` as JSON can hold it: dataclasses as objects, paths as text, numbers that JSON lacks as null."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Path():
+            return str(value)
+        case Mapping():
+            return {str(k): to_plain(v) for k, v in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [to_plain(v) for v in value]
+        case _ if is_dataclass(value):
+            return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    return str(value)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Aligned columns under a rule; numbers to the right, text to the left."""
+    cells = [[_cell(x) for x in row] for row in rows]
+    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(head))]
+    width = [max(len(h), *(len(row[i]) for row in cells), 0) for i, h in enumerate(head)]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (x.rjust(w) if r else x.ljust(w) for x, w, r in zip(row, width, right, strict=True))
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(head), line(["-" * w for w in width]), *(line(row) for row in cells)])
+
+
+def number(x: float | None) -> str:
+    """Four digits that count, never an exponent: 3.142, 231.4, 18240; a dash for None."""
+    if x is None or not math.isfinite(x):
+        return "-"
+    digits = 3 - math.floor(math.log10(abs(x))) if x else 0
+    return f"{x:.{min(max(digits, 0), 4)}f}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def paint(text: str, colour: str, on: bool) -> str:
+    """`text` in green, red or yellow where `on`; bold where the colour is bold."""
+    code = {"green": "32", "red": "31", "yellow": "33", "bold": "1"}[colour]
+    return f"\x1b[{code}m{text}\x1b[0m" if on else text
+
+
+def _cell(x: object) -> str:
+    match x:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if x else "no"
+        case float():
+            return number(x)
+    return str(x)
+
+
+def _numeric(text: str) -> bool:
+    return text.rstrip(" %x").replace(".", "", 1).replace("-", "", 1).isdigit() or text == "-"
+
+
+# ---------------------------------------------------------------- races
+RACE_COLUMNS = {
+    "op": "op", "threads": "threads", "time_us": "us", "stock": "stock", "stock_us": "stock us", "ratio": "ratio",
+    "low": "low", "high": "high", "verdict": "verdict", "roof_share": "of roofline",
+}  # fmt: skip
+
+
+def race_record(row: Measurement, roof_us: float) -> dict[str, object]:
+    """A raced row. ratio: stock over ours, above 1 = ours is faster; low..high is its range over the rounds.
+
+    verdict: win or loss where that range leaves 1 out, else tie; a status where the row failed.
+    """
+    from emmy.search.tuner import speedup_of
+
+    s = speedup_of(row)
+    verdict: str = row.status if row.status != "ok" else "not raced"
+    if s:
+        verdict = "tie" if s.is_tie else "win" if s.median > 1 else "loss"
+    return {
+        "op": row.op, "target": row.device.target, "product": row.device.product, "threads": row.protocol.threads,
+        "status": row.status, "time_us": row.time_us, "stock": row.baseline or None, "stock_us": row.baseline_us,
+        "ratio": s and s.median, "low": s and s.low, "high": s and s.high, "verdict": verdict, "roof_us": roof_us,
+        "roof_share": row.time_us and roof_us / row.time_us, "contended": row.contended, "samples_us": row.samples_us,
+        "schedule": row.schedule, "message": row.message,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- progress
+class Bar:
+    """Progress of long work on stderr: a bar on a terminal, elsewhere a line when something new begins."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen, self._said, self._bar = screen, "", _rich_bar(screen)
+
+    def __enter__(self) -> Bar:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: float, of: float, note: str = "") -> None:
+        """`done` of `of` steps of `what` are behind us."""
+        if self._bar:
+            if what != self._said:
+                self._task = self._bar.add_task(what, total=of, note=note)
+            self._bar.update(self._task, completed=done, total=of, note=note)
+        elif what != self._said:
+            self._screen.say(what)
+        self._said = what
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._screen.say(text)
+
+    @property
+    def live(self) -> bool:
+        return self._bar is not None
+
+
+def _rich_bar(screen: Screen) -> Progress | None:
+    """A bar drawn by rich; None where stderr is no terminal or rich is not installed."""
+    if not screen.live:
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+    except ModuleNotFoundError:
+        return None
+    console = Console(stderr=True, no_color=config.no_color())
+    return Progress(TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[note]}"), console=console)
+
+
+class TuneProgress:
+    """Listens to tuning runs: a bar with rate and ETA on a terminal, elsewhere lines: each better schedule, and every 10 s."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, screen: Screen) -> None:
+        self._bar = Bar(screen)
+        self._began_s = self._spoke_s = 0.0
+        self._first = 0
+
+    def __enter__(self) -> TuneProgress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.__exit__()
+
+    def say(self, text: str) -> None:
+        self._bar.say(text)
+
+    def __call__(self, event: Event) -> None:
+        from emmy.search.events import Finished, Measured, Note, Racing, Started
+
+        match event:
+            case Started():
+                self._start(event)
+            case Measured():
+                self._measured(event)
+            case Racing(op, n):
+                self.say(f"{op}: racing {n} finalists, in turns with the stock kernel")
+            case Note(text):
+                self.say(f"note: {text}")
+            case Finished(op, why, trials, elapsed_s):
+                self.say(f"{op}: done after {trials} trials and {elapsed_s:.1f} s: {why}")
+
+    def _start(self, e: Started) -> None:
+        self._budget, self._op, self._first, self._began_s, self._spoke_s = e.budget, e.op, e.resumed, -1.0, 0.0
+        about = [f"strategy {e.strategy}", f"budget {e.budget}"]
+        about += [f"resumed after {e.resumed} trials"] if e.resumed else []
+        about += [f"{e.known} schedules known"] if e.known else []
+        about += [f"{e.listed} schedules in all"] if e.listed is not None else []
+        about += [f"led by model {e.model}" if e.model else "no model"]
+        self.say(f"{e.op} on {e.target}: {', '.join(about)}")
+
+    def _measured(self, e: Measured) -> None:
+        if e.n <= self._first:  # the journal's; told again, not measured again
+            return
+        if self._began_s < 0:
+            self._began_s = e.elapsed_s
+        rate = (e.n - self._first) / max(e.elapsed_s - self._began_s, 1e-3) if e.n > self._first + 1 else 0.0
+        eta = "" if e.eta_s is None else f", {e.eta_s:.0f} s left"
+        best = f"best {number(e.best_us)} us" if e.best_us else "nothing right yet"
+        note = f"{e.n} trials, {rate:.1f}/s{eta}, {best}"
+        seconds, trials = self._budget.seconds, self._budget.trials
+        done, of = (e.elapsed_s, seconds) if seconds else (float(e.n), float(trials or e.n + 1))
+        if self._bar.live:
+            self._bar(self._op, done, of, note)
+        elif e.is_best or e.elapsed_s - self._spoke_s >= self.EVERY_S:
+            self._spoke_s = e.elapsed_s
+            self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {e.row.schedule}" if e.is_best else ""))

@@ -1,0 +1,77 @@
+"""Which stored schedule of an op to use, among everything that was ever measured of it. Measures nothing.
+
+A screening time is one sitting's; a raced one was taken in turns with the stock kernel and the other finalists. So a
+schedule that was raced on this very product and left undisturbed is believed first, whatever a faster screening says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from emmy.costmodel.dataset import Dataset
+from emmy.ir.target import Target
+from emmy.records import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The schedule to use. `time_us` is the median over its `n_rows` rows that were believed; `row` is the latest one."""
+
+    row: Measurement
+    time_us: float
+    n_rows: int
+
+    @property
+    def schedule(self) -> str:
+        return self.row.schedule
+
+    @property
+    def raced(self) -> bool:
+        return is_raced(self.row)
+
+
+def is_raced(row: Measurement) -> bool:
+    """Whether the row was timed in turns with the stock kernel, so that its ratio to it means something."""
+    return "speedup" in row.static
+
+
+def measured_rows(home: Path, op: str, target: Target, threads: int) -> tuple[Measurement, ...]:
+    """Every row measured of the op on the target with that many threads, oldest first; journals come in first."""
+    dataset = Dataset.of(home)
+    dataset.ingest()
+    rows = dataset.rows(target=target.name, op=op, origins=("measured",))
+    return tuple(r for r in rows if r.protocol.threads == threads)
+
+
+def find_winner(rows: Sequence[Measurement], product: str) -> Winner | None:
+    """The best schedule among rows of one op, target and thread count; None when none gave a right answer."""
+    timed = [r for r in rows if r.time_us is not None]
+    here = [r for r in timed if r.device.product == product]
+    raced = [r for r in here if is_raced(r)]
+    for pool in (_calm(raced), raced, _calm(here), here, _calm(timed), timed):
+        if pool:
+            return _best(pool)
+    return None
+
+
+def _calm(rows: Sequence[Measurement]) -> list[Measurement]:
+    return [r for r in rows if not r.contended]
+
+
+def by_schedule(rows: Sequence[Measurement]) -> dict[str, float]:
+    """The median time of each schedule among rows that have one."""
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        if row.time_us is not None:
+            times.setdefault(row.schedule, []).append(row.time_us)
+    return {schedule: median(us) for schedule, us in times.items()}
+
+
+def _best(rows: Sequence[Measurement]) -> Winner:
+    times = by_schedule(rows)
+    schedule = min(times, key=lambda s: (times[s], s))
+    own = [r for r in rows if r.schedule == schedule]
+    return Winner(own[-1], times[schedule], len(own))
