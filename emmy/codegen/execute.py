@@ -1,7 +1,7 @@
 """What a plan means: its steps run on named blocks, roles as coroutines that meet only at the derived barriers.
 
-Execution is adversarial: asynchronous copies land at the last legal moment, slots are poisoned until they do, roles
-interleave at random. A missing or wrong barrier deadlocks or raises Race here, before any compiler sees the plan.
+Execution is adversarial: a copy overwrites its slot when it is issued and lands at the last legal moment, a role holds
+what it reads for a while, and roles interleave at random, some far ahead of others. A missing or wrong barrier deadlocks or raises Race here, before any compiler sees the plan.
 Float64 throughout; threads inside a role are not modelled (the emulator of generated text does that).
 """
 
@@ -101,11 +101,12 @@ def _components(s: Stage) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot of a ring: the fill it holds, whether that has landed, who may read it, and whether it was read since."""
+    """A slot of a ring: the fill it holds, how far that has come, who may read it, and whether it was read since."""
 
     fill: int = -1
     block: Block | None = None
-    landed: bool = False
+    counted: bool = False  # its barrier completes a phase when the fill has landed
+    landed: bool = False  # and an agent waited for that
     readers: set[str] = field(default_factory=set)  # roles that know that the fill has landed
     read: bool = False  # since all agents last met
 
@@ -139,14 +140,15 @@ class _Cta:
     bars: dict[str, list[_Bar]] = field(default_factory=dict)
 
     def run(self, rng: random.Random) -> None:
-        """All roles to their end, one step of a random one at a time."""
+        """All roles to their end. Who goes on is drawn at each step; how often it changes is drawn once."""
         t = self.outline.launch.tile
         self.slots = {c.value: [_Slot() for _ in range(c.depth)] for c in t.channels}
         self.bars = {b.name: [_Bar(b) for _ in range(b.slots)] for b in self.outline.barriers}
         live = [_Agent(self, r).run() for r in self.outline.roles]
-        idle = 0
+        idle, agent, steadiness = 0, live[0], rng.choice((0.0, 0.5, 0.9, 0.99))
         while live:
-            agent = rng.choice(live)
+            if idle or agent not in live or rng.random() >= steadiness:
+                agent = rng.choice(live)
             try:
                 idle = idle + 1 if next(agent) else 0
             except StopIteration:
@@ -223,7 +225,8 @@ class _Agent:
                 self.open(x)
             case Compute(x):
                 self.compute(x)
-                yield False
+                yield False  # still at work on what it read
+                self.check_held(x)
             case FoldParts(x):
                 self.fold_parts(x)
             case Close(x):
@@ -231,7 +234,7 @@ class _Agent:
             case StoreState(x):
                 self.store_state(x)
             case Store(x):
-                self.put(self.cta.memory[x], self.values[x])
+                self.put(self.cta.memory[x], self.value(x))
             case Copy(x, ahead):
                 self.copy(x, ahead)
                 yield False
@@ -315,7 +318,7 @@ class _Agent:
             raise PlanError(f"{value}[{shape}] does not fit its slot of {self.plan.slot_bytes(tile, c)} bytes")
         memory = self.cta.memory[value]
         block.data[...] = memory.data[memory.window(env)]
-        slot.fill, slot.block, slot.landed, slot.readers = fill, block, False, set()
+        slot.fill, slot.block, slot.counted, slot.landed, slot.readers = fill, block, False, False, set()
         if c.transport == "pack":
             slot.landed, slot.readers = True, {self.role.role.name}
         elif c.transport != "tma":
@@ -333,13 +336,14 @@ class _Agent:
         ring = self.cta.bars[name]
         at = (self.position[value] + ahead) % len(ring)
         if ring[at].arrive(n) and ring[at].spec.tx_bytes:
-            self.cta.slots[value][at].landed = True  # the phase completes when the bytes are there, and not before
+            self.cta.slots[value][at].counted = True
 
     def deliver(self, value: str, ahead: int) -> None:
-        """A barrier was waited for: what has landed in the slot may be read by this role."""
+        """A barrier was waited for: the fill whose bytes it counts has landed and may be read by this role."""
         slots = self.cta.slots[value]
         slot = slots[(self.position[value] + ahead) % len(slots)]
-        if slot.landed:
+        if slot.counted:
+            slot.landed = True
             slot.readers.add(self.role.role.name)
 
     def wait(self, name: str, position: int) -> Iterator[bool]:
@@ -363,6 +367,14 @@ class _Agent:
         slot.read = True
         return slot.block
 
+    def check_held(self, name: str) -> None:
+        """What a work read must still be there when it is done."""
+        for value in self.stage(name).reads:
+            c = self.cta.outline.launch.tile.channel(value)
+            held = self.cta.slots[value][self.position[value] % c.depth] if c else None
+            if held and held.fill != self.position[value]:
+                raise Race(f"{value} is refilled (fill {held.fill}) while {name} works on fill {self.position[value]}")
+
     def value(self, name: str) -> Block:
         """A value without a channel: made in this tile, or in memory."""
         if name in self.values:
@@ -381,6 +393,11 @@ class _Agent:
         self.accs[name] = {
             c: _blank(c, axes, self.env, v) for (c, axes), v in zip(_components(s), s.monoid.identity, strict=True)
         }
+
+    def accumulators(self, name: str) -> dict[str, Block]:
+        if name not in self.accs:
+            raise PlanError(f"{self.role.role.name} folds or closes {name}, whose accumulators are not open")
+        return self.accs[name]
 
     def compute(self, name: str) -> None:
         s = self.stage(name)
@@ -402,7 +419,7 @@ class _Agent:
         yield from blocks
 
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
-        s, acc = self.stage(name), self.accs[name]
+        s, acc = self.stage(name), self.accumulators(name)
         assert s.monoid is not None
         old = {c: Named(b.axes, b.data[b.window(env)]) for c, b in acc.items()}
         for c, x in interpret.combine(s.monoid, old, dict(new)).items():
@@ -419,13 +436,15 @@ class _Agent:
             self.fold(name, self.env, {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()})
 
     def close(self, name: str) -> None:
-        s, acc = self.stage(name), self.accs.pop(name)
+        s, acc = self.stage(name), self.accumulators(name)
+        del self.accs[name]
         assert s.monoid is not None
         done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
         self.values[name] = interpret.whole(name, s.axes, self.env, done)
 
     def store_state(self, name: str) -> None:
-        w, acc = self.plan.workspace(name), self.accs.pop(name)
+        w, acc = self.plan.workspace(name), self.accumulators(name)
+        del self.accs[name]
         assert w is not None
         part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():
