@@ -23,6 +23,7 @@ class TrainReport:
     target: str
     rows: int
     samples: int
+    contended: int  # samples measured only while others used the machine
     dropped: Mapping[str, int]  # rows left out, by reason
     trained: TrainedModel | None
     verdict: Verdict
@@ -77,11 +78,15 @@ def _train_one(
         verdict = Verdict(
             False, f"{n} usable samples, at least {MIN_SAMPLES} are needed: measure more with `emmy tune`"
         )
-        return TrainReport(name, len(rows), n, prepared.dropped, None, verdict, None, time.monotonic() - began)
+        return TrainReport(
+            name, len(rows), n, prepared.contended, prepared.dropped, None, verdict, None, time.monotonic() - began
+        )
     trained = train(prepared.samples, name, on_progress=on_progress)
     verdict = judge(trained, prepared.samples, _comparable(store, name))
     path = store.deploy(trained.model) if verdict.deploy or force else store.keep(trained.model)
-    return TrainReport(name, len(rows), n, prepared.dropped, trained, verdict, path, time.monotonic() - began)
+    return TrainReport(
+        name, len(rows), n, prepared.contended, prepared.dropped, trained, verdict, path, time.monotonic() - began
+    )
 
 
 def _comparable(store: ModelStore, name: str) -> CostModel | None:

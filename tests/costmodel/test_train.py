@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from emmy.costmodel.fit import Samples, fit
-from emmy.costmodel.samples import CHANGED, CONTENDED, DERIVED, ELSEWHERE, FAILED, ILLEGAL, Prepared
+from emmy.costmodel.samples import CHANGED, CONTENDED, DERIVED, DISTURBED, ELSEWHERE, FAILED, ILLEGAL, Prepared
 from emmy.costmodel.train import TrainedModel, is_exam, judge, train
 from emmy.errors import UsageError
 from emmy.ir.target import Target
-from emmy.records import Measurement
+from emmy.records import Measurement, Protocol
 
 SEEDS = (0, 1)
 
@@ -146,6 +146,7 @@ def test_rows_that_say_nothing_about_todays_code_here_are_dropped_and_counted(
     bad = [
         replace(rows[0], id="1", status="correctness"),
         replace(rows[0], id="2", contended=True),
+        replace(rows[0], id="8", contended=True, protocol=Protocol(clock="wall")),
         replace(rows[0], id="3", origin="derived"),
         replace(rows[0], id="4", device=replace(rows[0].device, product="another CPU")),
         replace(rows[0], id="5", schedule="k0/split(q,core,64)"),
@@ -153,7 +154,7 @@ def test_rows_that_say_nothing_about_todays_code_here_are_dropped_and_counted(
         replace(rows[0], id="7", source_digest="an older source"),
     ]
     prepared = prepare_rows([*rows, *bad])
-    assert prepared.dropped == {FAILED: 1, CONTENDED: 1, DERIVED: 1, ELSEWHERE: 1, ILLEGAL: 2, CHANGED: 1}
+    assert prepared.dropped == {FAILED: 1, CONTENDED: 1, DISTURBED: 1, DERIVED: 1, ELSEWHERE: 1, ILLEGAL: 2, CHANGED: 1}
     assert sorted(prepared.samples.ids) == sorted(r.id for r in rows)
 
 
@@ -169,3 +170,12 @@ def test_several_rows_of_one_candidate_are_one_sample_their_median(
 def test_imported_rows_train(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> None:
     rows = [replace(r, origin="imported") for r in synthetic_rows(3, shapes=((64, 256, 512),))]
     assert len(prepare_rows(rows).samples) == 3
+
+
+def test_contended_rows_by_the_threads_own_clock_train_where_there_are_no_better_ones(
+    synthetic_rows: Synthetic, prepare_rows: PrepareRows
+) -> None:
+    rows = synthetic_rows(4, shapes=((64, 256, 512),))
+    disturbed = [replace(r, contended=True) for r in rows[:3]]
+    prepared = prepare_rows([*disturbed, rows[3]])
+    assert (len(prepared.samples), prepared.contended, prepared.dropped) == (4, 3, {})
