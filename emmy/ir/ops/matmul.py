@@ -127,7 +127,8 @@ class Matmul(Op):
         elements 2 to 3 sqrt(K); a factor above that is allowed (tensor cores truncate). Relative: one output rounding.
         """
         root = sqrt(self.k)
-        absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": 2.0**-9, "f16": 2.0**-12 * root}[accumulate]
+        half = 2.0**-12 * root
+        absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": min(2.0**-9, half), "f16": half}[accumulate]
         return absolute + 2 * epsilon("f32"), epsilon(self.dtype)
 
 
