@@ -7,12 +7,12 @@ Knows devices by their seam only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from emmy.ir.dtype import DType, decode, epsilon, storage
+from emmy.ir.dtype import DType, decode, epsilon
 from emmy.ir.expr import Array
 from emmy.ir.ops.op import InputKind, Op, Storage
 from emmy.ir.program import Sym
@@ -98,7 +98,9 @@ class Checker:
         program = self.op.program()
         if key not in self._buffers:
             self._make_room(self._buffers, sum(b.read().nbytes for s in self._buffers.values() for b in s.values()))
-            self._buffers[key] = dict(operands(self.op, case.sizes, self.device.guarded))
+            self._buffers[key] = {
+                name: self.device.guarded(*form) for name, form in operands(self.op, case.sizes).items()
+            }
         buffers = self._buffers[key]
         for name, data in self.inputs(case).items():
             buffers[name].write(data)
@@ -126,23 +128,12 @@ class Checker:
             store.clear()
 
 
-def operands(
-    op: Op, sizes: Mapping[str, int], make: Callable[[tuple[int, ...], DType], Buffer]
-) -> Iterator[tuple[str, Buffer]]:
-    """A buffer for each input and output of the op."""
-    program = op.program()
-    extent = program.sizes(sizes)
-    for name in (*(v.name for v in program.inputs), *program.outputs):
-        value = program.value(name)
-        yield name, make(tuple(extent[a] for a in value.axes), value.dtype)
-
-
-def n_bytes(op: Op, sizes: Mapping[str, int]) -> int:
-    """Bytes of all operands of the op."""
+def operands(op: Op, sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """Shape and dtype of each input and output of the op, in the program's order."""
     program = op.program()
     extent = program.sizes(sizes)
     values = [program.value(name) for name in (*(v.name for v in program.inputs), *program.outputs)]
-    return sum(int(np.prod([extent[a] for a in v.axes])) * storage(v.dtype).itemsize for v in values)
+    return {v.name: (tuple(extent[a] for a in v.axes), v.dtype) for v in values}
 
 
 def compare(op: Op, kind: InputKind, got: Mapping[str, Storage], want: Mapping[str, Array]) -> Verdict:

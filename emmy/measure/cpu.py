@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from emmy.measure.measurer import Measurer, speedup
 from emmy.measure.protocol import Job, Outcome, Report
 from emmy.measure.worker import Fault, Worker
 from emmy.records import STATUSES, Candidate, Device, Measurement, Protocol, Status, new_id, now_utc
+
+log = logging.getLogger("emmy.measure.cpu")
 
 SAMPLES = 7  # of a row, both when screening (slow candidates get fewer) and in a race
 IMPLAUSIBLE = 0.95  # of the least time the device can take: what is faster has not done the work
@@ -163,6 +166,10 @@ class CpuMeasurer(Measurer):
                 guilty = max(answer.index, 0)
                 return {guilty: self._row(compiled[guilty], answer.status, answer.message, wall_s=wall_s)}
             return {i: self._row(c, "device_lost", answer.message, wall_s=wall_s) for i, c in enumerate(compiled)}
+        if answer.stock and answer.stock.status != "ok":
+            log.warning(
+                "%s: no ratio to %s, which computes something else: %s", job.op, answer.stock_name, answer.stock.message
+            )
         around = self._meter.stop(answer.cpu_s)
         return {i: self._measured(c, job, i, answer, around, wall_s) for i, c in enumerate(compiled)}
 
@@ -181,7 +188,7 @@ class CpuMeasurer(Measurer):
             static["warm_us"] = outcome.warm_us
         if around is not None:
             static |= {"others_cores": around.others_cores, "steal": around.steal}
-        stock_us = report.stock.samples_us if report.stock and report.stock.status == "ok" else ()
+        stock_us = report.stock.samples_us if report.stock else ()
         if ratio := speedup(outcome.samples_us, stock_us):
             static |= {"speedup": ratio.median, "speedup_low": ratio.low, "speedup_high": ratio.high}
         protocol = self._protocol(job.samples)
@@ -198,7 +205,7 @@ class CpuMeasurer(Measurer):
         if floor_us is not None and time_us < IMPLAUSIBLE * floor_us:
             status = "implausible"
             message = f"{time_us:.4g} us is less than the {floor_us:.4g} us that the device's peaks allow"
-        elif not contended:
+        else:  # contended or not: as a limit, a time that is too long does no harm
             self._known_us[job.op] = min(time_us, self._known_us.get(job.op, time_us))
         return self._row(
             compiled,

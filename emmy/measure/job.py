@@ -9,12 +9,14 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from emmy.errors import EmmyError
+from emmy.ir.dtype import size_bytes
 from emmy.ir.ops import parse_op
 from emmy.ir.ops.op import Op
 from emmy.measure import timing
-from emmy.measure.check import Checker, Verdict, n_bytes, operands
+from emmy.measure.check import Checker, Verdict, operands
 from emmy.measure.device import Buffer, Device, Runnable
 from emmy.measure.protocol import Job, Outcome, Report
 from emmy.measure.references import Case, References
@@ -22,7 +24,8 @@ from emmy.measure.timing import Participant
 
 Announce = Callable[[str, int, float], None]  # phase, index of the library, seconds it may take
 
-HOST_LIMIT_S = 120.0  # for what is not the candidate's code: inputs, references, comparing
+HOST_LIMIT_S = 120.0  # for what is not the candidate's code: inputs, references, comparing ...
+HOST_FLOPS = 1e9  # ... besides a reference at no less than this rate
 SLACK = 20.0  # times its estimate that a sample may take, on top of the limit of one run
 # The stock kernel may round to the output's type after each step of an epilogue, so it may be off by a few roundings.
 STOCK_ERROR_NORM = 4.0
@@ -35,22 +38,23 @@ class Workbench:
     device: Device
     op: Op
     checker: Checker
+    case: Case  # the inputs that timing runs on
     sets: list[dict[str, Buffer]] = field(default_factory=list)
     stock: tuple[str, Runnable] | None = None
     stock_verdict: Verdict | None = None
 
     @property
-    def case(self) -> Case:
-        """The inputs that timing runs on."""
-        return Case("normal", 1, self.op.typical_sizes())
+    def host_limit_s(self) -> float:
+        return HOST_LIMIT_S + self.op.work().flops / HOST_FLOPS
 
     def timing_sets(self, participants: int) -> list[dict[str, Buffer]]:
         """Sets of operands to rotate over: the same numbers in different memory, outputs poisoned once."""
-        d, sizes = self.device, self.case.sizes
-        n = timing.set_count(d.cold_bytes, n_bytes(self.op, sizes), d.memory_bytes // 2, participants)
+        d, forms, inputs = self.device, operands(self.op, self.case.sizes), self.checker.inputs(self.case)
+        set_bytes = sum(prod(shape) * size_bytes(dtype) for shape, dtype in forms.values())
+        n = timing.set_count(d.cold_bytes, set_bytes, d.memory_bytes // 2, participants)
         while len(self.sets) < n:
-            fresh = dict(operands(self.op, sizes, d.plain))
-            for name, data in self.checker.inputs(self.case).items():
+            fresh = {name: d.plain(*form) for name, form in forms.items()}
+            for name, data in inputs.items():
                 fresh[name].write(data)
             self.sets.append(fresh)
         return self.sets[:n]
@@ -70,10 +74,10 @@ class Jobs:
         outcomes: dict[int, Outcome] = {}
         passed: dict[int, tuple[Runnable, Verdict]] = {}
         for index, library in enumerate(job.libraries):
-            self._announce("loading", index, HOST_LIMIT_S)
+            self._announce("loading", index, bench.host_limit_s)
             try:
                 plan = self.device.load(library)
-                verdict = bench.checker.check(plan, self._checking(job, index))
+                verdict = bench.checker.check(plan, self._checking(bench, job, index))
             except EmmyError as e:  # it does not load, or takes other operands
                 outcomes[index] = Outcome("runtime", str(e))
                 continue
@@ -81,9 +85,12 @@ class Jobs:
                 outcomes[index] = Outcome("correctness", verdict.wrong, verdict.error_norm)
             else:
                 passed[index] = (plan, verdict)
-        stock = self._stock(bench, job) if job.stock else None
-        if stock is not None and passed:
-            passed[len(job.libraries)] = stock
+        stock = self._stock(bench) if job.stock and passed else None
+        if stock is not None:
+            if stock[1].wrong:
+                outcomes[len(job.libraries)] = Outcome("correctness", stock[1].wrong, stock[1].error_norm)
+            else:
+                passed[len(job.libraries)] = stock
         timed = self._time(bench, job, passed)
         outcomes |= timed.outcomes
         own = tuple(outcomes[i] for i in range(len(job.libraries)))
@@ -102,12 +109,14 @@ class Jobs:
         if self._bench is None or self._bench.op.key != job.op:
             self._bench = None  # its memory first
             op = parse_op(job.op)
-            self._bench = Workbench(self.device, op, Checker(self.device, self.references, op))
+            self._bench = Workbench(
+                self.device, op, Checker(self.device, self.references, op), Case("normal", 1, op.typical_sizes())
+            )
         return self._bench
 
-    def _checking(self, job: Job, index: int) -> Callable[[str, bool], None]:
+    def _checking(self, bench: Workbench, job: Job, index: int) -> Callable[[str, bool], None]:
         def announce(phase: str, is_candidate: bool) -> None:
-            self._announce(phase, index, job.run_limit_s if is_candidate else HOST_LIMIT_S)
+            self._announce(phase, index, job.run_limit_s if is_candidate else bench.host_limit_s)
 
         return announce
 
@@ -118,22 +127,22 @@ class Jobs:
 
         return announce
 
-    def _stock(self, bench: Workbench, job: Job) -> tuple[Runnable, Verdict] | None:
-        """The stock kernel, its answer compared once an op: a ratio to a kernel that computes something else is none."""
+    def _stock(self, bench: Workbench) -> tuple[Runnable, Verdict] | None:
+        """The stock kernel and what its answer is worth: a ratio to a kernel that computes something else is none."""
         if bench.stock is None:
-            self._announce("loading the stock kernel", -1, HOST_LIMIT_S)
+            self._announce("loading the stock kernel", -1, bench.host_limit_s)
             bench.stock = self.device.stock(bench.op)
         if bench.stock is None:
             return None
         if bench.stock_verdict is None:
-            self._announce("checking the stock kernel", -1, HOST_LIMIT_S)
+            self._announce("checking the stock kernel", -1, bench.host_limit_s)
             bench.stock_verdict = _try_stock(bench, bench.stock[1])
-        return None if bench.stock_verdict.wrong else (bench.stock[1], bench.stock_verdict)
+        return bench.stock[1], bench.stock_verdict
 
     def _time(self, bench: Workbench, job: Job, passed: Mapping[int, tuple[Runnable, Verdict]]) -> _Timed:
         if not passed:
             return _Timed({}, 0.0, 0, 0)
-        self._announce("preparing to time", -1, HOST_LIMIT_S)
+        self._announce("preparing to time", -1, bench.host_limit_s)
         sets = bench.timing_sets(len(passed))
         sizes = bench.case.sizes
         participants = {
@@ -168,7 +177,7 @@ class Jobs:
             warm[name].poison()
         warm_us = timing.take_warm(p, self.device.time_ns, thorough=job.thorough)
         is_stock = index == len(job.libraries)
-        self._announce("comparing after timing", -1, HOST_LIMIT_S)
+        self._announce("comparing after timing", -1, bench.host_limit_s)
         verdict = bench.checker.compare(bench.case, warm)
         if verdict.wrong and not is_stock:
             bench.sets.clear()

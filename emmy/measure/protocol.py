@@ -54,7 +54,7 @@ class Report:
 
     id: int
     outcomes: tuple[Outcome, ...]
-    stock: Outcome | None = None  # None: not asked for, or nothing stock computes this op here
+    stock: Outcome | None = None  # None: not asked for, or nothing stock computes this op here; not ok: wrongly
     stock_name: str = ""  # "torch", "numpy"
     cpu_s: float = 0.0  # CPU time the worker used for the whole job
     displaced: float = 0.0  # share of the timed wall time that this process was kept from running

@@ -21,9 +21,9 @@ MAX_REPEATS = 10_000
 MAX_SETS = 2048
 WARM_SAMPLES = 3
 FEW_SAMPLES = 3  # a slow candidate gets no more ...
-SLOW_TOTAL_NS = 250_000_000  # ... once its samples have taken this long together
+SLOW_TOTAL_NS = 100_000_000  # ... once its samples have taken this long together
 HOPELESS = 3.0  # times the best known: one sample says enough
-LONG_NS = 50_000_000  # so long a run needs no warm-up: the checks ran the code, and nothing else stays warm
+LONG_NS = 20_000_000  # so long a run needs no warm-up: the checks ran the code, and nothing else stays warm
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ def take(
 def take_warm(p: Participant, clock: Clock, *, thorough: bool) -> float:
     """Microseconds of a run on operands just used: set 0 again and again."""
     warm: list[float] = []
-    for _ in range(1 if not thorough and p.estimate_ns * WARM_SAMPLES > SLOW_TOTAL_NS else WARM_SAMPLES):
+    for _ in range(WARM_SAMPLES if thorough else 1):
         _sample(p, clock, [p.calls[0]] * p.repeats, warm)
     return median(warm)
 

@@ -32,11 +32,11 @@ static void right(const float *A, const float *B, float *C) {
 }
 """
 
-# The body of a function that is given A, B and C.
+# The body of a function that is given A, B and C. "hang" leaves a file in FOLDER when it begins.
 KERNELS = {
     "right": "right(A, B, C);",
     "slow": "for (volatile int i = 0; i < 400000; ++i) {} right(A, B, C);",
-    "hang": "for (volatile int i = 0;; ++i) {}",
+    "hang": 'fclose(fopen(FOLDER "/hanging", "w")); for (volatile int i = 0;; ++i) {}',
     "hang_printing": 'for (;;) puts("still here");',
     "hang_with_child": "if (fork() == 0) { sleep(60); _exit(0); } for (volatile int i = 0;; ++i) {}",
     "segfault": "right(A, B, C); *(volatile int *)8 = 1;",
@@ -105,7 +105,7 @@ def builder(folder: Path) -> Builder:
         if name == "refused":
             raise IllegalMove(0, "k0/split(m,core,0)", "a step of 0 makes no progress; allowed 1..33")
         sizes = parse_op(candidate.op).program().sizes()
-        defines = [f"-D{axis.upper()}={size}" for axis, size in sizes.items()]
+        defines = [f'-DFOLDER="{folder}"', *(f"-D{axis.upper()}={size}" for axis, size in sizes.items())]
         stem = f"{name}-{'x'.join(str(size) for size in sizes.values())}"
         text, library = folder / f"{stem}.c", folder / f"{stem}.so"
         text.write_text(source(name))

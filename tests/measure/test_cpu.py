@@ -138,7 +138,9 @@ def test_a_worker_killed_while_measuring_costs_one_row(tmp_path: Path) -> None:
         measurer.measure([RIGHT])
         victim = measurer.worker.pid
         assert victim is not None
-        killer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
+        killer = threading.Thread(
+            target=lambda: eventually((tmp_path / "hanging").exists) and os.kill(victim, signal.SIGKILL)
+        )
         killer.start()
         lost, after = measurer.measure([Candidate(kernels.OP, "hang"), RIGHT])
         killer.join()
@@ -164,17 +166,20 @@ def test_an_interruption_ends_the_worker_so_that_no_answer_comes_late(tmp_path: 
     def interrupt(number: int, frame: object) -> None:
         raise Interrupted
 
-    with make(tmp_path, RunLimit(least_s=60, unknown_s=60)) as measurer:
-        measurer.measure([RIGHT])
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        try:
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with make(tmp_path, RunLimit(least_s=60, unknown_s=60)) as measurer:
+            sender = threading.Thread(
+                target=lambda: eventually((tmp_path / "hanging").exists) and os.kill(os.getpid(), signal.SIGUSR1)
+            )
+            sender.start()
             with pytest.raises(Interrupted):
                 measurer.measure([Candidate(kernels.OP, "hang")])
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        assert measurer.worker.pid is None
-        assert measurer.measure([RIGHT])[0].status == "ok"
+            sender.join()
+            assert measurer.worker.pid is None
+            assert measurer.measure([RIGHT])[0].status == "ok"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 PARENT = """
@@ -205,7 +210,8 @@ def test_a_killed_tuner_leaves_neither_worker_nor_lock(doing: str, tmp_path: Pat
     assert members(worker)
     with pytest.raises(DeviceBusy, match=f"process {process.pid} "):
         make(tmp_path)
-    time.sleep(0.3)
+    if doing == "hang":
+        assert eventually((tmp_path / "hanging").exists)
     process.kill()
     process.wait()
     assert eventually(lambda: not members(worker))

@@ -25,7 +25,7 @@ def run(op_text: str, kernel: Runnable, kind: str) -> float | None:
     """The error norm of the kernel's answer."""
     op = parse_op(op_text)
     inputs = op.inputs(kind, 4)  # type: ignore[arg-type]
-    buffers = dict(operands(op, {}, plain))
+    buffers = {name: plain(*form) for name, form in operands(op, {}).items()}
     for name, data in inputs.items():
         buffers[name].write(data)
     kernel.bind(buffers, {})()
