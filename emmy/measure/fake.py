@@ -24,7 +24,7 @@ _COST = 0.05  # share of the time that one octave from the best value adds, squa
 class FakeMeasurer(Measurer):
     """Rows by formula. `delay_s` is spent on each candidate; `faults` gives some schedules another status.
 
-    `fault_share` of all other candidates fail as well, picked by their text.
+    `fault_share` of all other candidates fail as well, picked by their text. `product` is what the device calls itself.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class FakeMeasurer(Measurer):
         faults: Mapping[str, Status] | None = None,
         fault_share: float = 0.0,
         threads: int = 1,
+        product: str = "fake",
     ) -> None:
         self.seed, self.delay_s, self.fault_share, self.threads = seed, delay_s, fault_share, threads
         self.faults = dict(faults or {})
-        self._device = Device(target, "fake", _hex("device")[:16], "fake", "fake")
+        self._device = Device(target, product, _hex("device")[:16], "fake", "fake")
         self.n_measured = 0
 
     @property

@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from emmy.errors import DeviceBusy
 
@@ -59,7 +60,7 @@ class DeviceLock:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> DeviceLock:
+    def __enter__(self) -> Self:
         self.acquire()
         return self
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from types import TracebackType
+from typing import Self
 
 from emmy.records import Candidate, Device, Measurement
 
@@ -42,7 +43,7 @@ class Measurer(ABC):
     def close(self) -> None:  # noqa: B027  # most have nothing to give back
         """Gives the device back. Nothing can be measured afterwards."""
 
-    def __enter__(self) -> Measurer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
