@@ -15,11 +15,11 @@ from math import ceil, log2, nan, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from emmy.costmodel.traffic import LoopNest, Operand, steps
+from emmy.costmodel.traffic import LoopNest, Operand, set_share, steps
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.ops.op import Op
-from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
+from emmy.ir.plan import BLOCK_LEVELS, Atom, Channel, Launch, Plan, Work
 from emmy.ir.program import upper
 from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
@@ -39,7 +39,7 @@ NAMES: tuple[str, ...] = (
     "n_serial", "order_code", "k_depth", "log2_tile_m", "log2_tile_n", "log2_tile_k",
     # shares of the caches
     "tile_of_near", "tile_of_mid", "block_of_mid", "block_of_far", "a_tile_of_near", "b_tile_of_near", "b_tile_of_mid",
-    "a_sliver_of_near", "b_sliver_of_near",
+    "a_sliver_of_near", "b_sliver_of_near", "b_sliver_of_mid",
     # flops a byte that passes a cache
     "intensity_near", "intensity_mid", "intensity_far", "sums_moved",
     # the innermost tile
@@ -198,7 +198,6 @@ def _caches(v: _View) -> Mapping[str, float]:
     tile, block = v.nest.footprint(v.tile_depth), v.nest.footprint(v.block_depth)
     a = v.nest.block_bytes(v.a, v.tile_depth) if v.a else nan
     b = v.nest.block_bytes(v.b, v.tile_depth) if v.b else nan
-    k = v.extent(v.tile_depth, "k")
     out = {
         "tile_of_near": _log(tile / v.near),
         "tile_of_mid": _log(tile / v.mid),
@@ -207,13 +206,28 @@ def _caches(v: _View) -> Mapping[str, float]:
         "a_tile_of_near": _log(a / v.near),
         "b_tile_of_near": _log(b / v.near),
         "b_tile_of_mid": _log(b / v.mid),
-        "a_sliver_of_near": _log(k * v.atom.m * v.a.element_bytes / v.near) if v.atom and v.a else nan,
-        "b_sliver_of_near": _log(k * v.atom.n * v.b.element_bytes / v.near) if v.atom and v.b else nan,
+        "a_sliver_of_near": _log(_sliver_share(v, v.a, v.near)) if v.a else nan,
+        "b_sliver_of_near": _log(_sliver_share(v, v.b, v.near)) if v.b else nan,
+        "b_sliver_of_mid": _log(_sliver_share(v, v.b, v.mid)) if v.b else nan,
     }
     for name, size in (("near", v.near), ("mid", v.mid), ("far", v.far)):
         out[f"intensity_{name}"] = _log(v.cost.flops / sum(v.nest.moved_bytes(size)))
     out["sums_moved"] = _log(v.nest.moved_bytes(v.near)[-1] / v.nest.blocks[0][-1])
     return out
+
+
+def _sliver_share(v: _View, operand: Operand, cache_bytes: float) -> float:
+    """The share of a cache that the operand's part of one innermost tile needs, all of the tile's k long."""
+    if v.atom is None:
+        return nan
+    size = {"m": v.atom.m, "n": v.atom.n, "k": v.extent(v.tile_depth, "k")}
+    of_axis = {axis: size[role] for role, axis in v.role.items()}
+    extents = [of_axis.get(axis, 1) for axis in operand.axes]
+    rows, row_bytes = prod(extents[:-1]), float(extents[-1] * operand.element_bytes)
+    if v.tile.channel(operand.name) or not v.target.is_cpu:
+        return rows * row_bytes / cache_bytes  # a copy lies dense
+    stride = operand.element_bytes * upper(v.plan.program.dim(operand.axes[-1]))
+    return set_share(rows, row_bytes, stride, cache_bytes)
 
 
 def _atom(v: _View) -> Mapping[str, float]:
@@ -243,10 +257,17 @@ def _atom(v: _View) -> Mapping[str, float]:
         "vector_share": atom.width / lanes if lanes else nan,
         "sums": float(vectors),
         "sums_of_registers": vectors / registers if registers else nan,
-        "loads_per_fma": (rows + columns) / (rows * columns),
+        "loads_per_fma": (rows + columns * _loads_a_vector(v, atom)) / (rows * columns),
         "unroll": float(v.work.unroll),
         "log2_steps": _log(k_left / (atom.k * v.work.unroll)),
     }
+
+
+def _loads_a_vector(v: _View, atom: Atom) -> int:
+    """How many loads bring one vector of B: one, or one a lane where its elements are not neighbours in memory."""
+    if atom.name != "fma" or v.b is None or v.tile.channel(v.b.name):
+        return 1
+    return 1 if v.b.axes[-1] == v.role["n"] else atom.width
 
 
 def _padding(v: _View) -> Mapping[str, float]:

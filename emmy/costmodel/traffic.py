@@ -8,13 +8,15 @@ inwards walks an axis of the operand, in which case the block fetched before is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.plan import Loop, Plan, Tile, Work
 from emmy.ir.program import upper
 
 ACCUMULATOR_BYTES = 4
+LINE_BYTES = 64
+WAYS = 8  # of the first two cache levels of most x86-64 cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,19 @@ class LoopNest:
         """Bytes of each operand that pass a cache of that size from outside."""
         depth = self.depth_that_fits(cache_bytes)
         return tuple(self.fetches(o, depth) * self.blocks[depth][i] for i, o in enumerate(self.operands))
+
+
+def set_share(rows: int, row_bytes: float, stride_bytes: int, cache_bytes: float) -> float:
+    """The share of a set-associative cache that rows at a stride need, as the busiest set sees it.
+
+    Rows that lie a large power of two apart start in few sets: 128 rows 4 KiB apart fill a 32 KiB cache sixteen times
+    over, however short they are. Without such conflicts it is the plain share of bytes.
+    """
+    n_sets = max(1, int(cache_bytes) // (LINE_BYTES * WAYS))
+    lines = max(1, -(-int(row_bytes) // LINE_BYTES))
+    starts = n_sets // gcd(n_sets, stride_bytes // LINE_BYTES) if stride_bytes % LINE_BYTES == 0 else n_sets
+    used = min(n_sets, starts * lines)
+    return max(rows * lines / used / WAYS, rows * row_bytes / cache_bytes)
 
 
 def steps(extent: int, pieces: tuple[int, ...]) -> int:
