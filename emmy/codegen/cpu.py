@@ -161,17 +161,13 @@ class _Expand:
                         taken |= {i + 1, end}
                     else:
                         out += self._open(name, scope, chain, steps[i + 1 : end])
+                case Compute(name) if name in self.folds:
+                    out += self._piece(self.folds[name], scope)
                 case Compute(name):
-                    fold = self.folds.get(name)
-                    if fold is None:
-                        chain, used = self._chain(steps, i, scope)
-                        taken |= used
-                        out += elementwise(w, w.stage(name), scope, chain)
-                        w.places.update(chain.kept)
-                    elif isinstance(fold, Lifted):
-                        out += fold_lifted(w, fold, scope)
-                    else:
-                        out += contraction(w, fold, scope) or fold_piece(w, fold, scope)
+                    chain, used = self._chain(steps, i, scope)
+                    taken |= used
+                    out += elementwise(w, w.stage(name), scope, chain)
+                    w.places.update(chain.kept)
                 case Close(name) | StoreState(name):
                     fold = self.folds.pop(name)
                     if isinstance(fold, Lifted):
@@ -230,6 +226,12 @@ class _Expand:
                 chain = Chain()  # the sums are the value, and where it belongs
         self.folds[name] = Fold(s, work, scope, home, chain)
         return out
+
+    def _piece(self, fold: Fold | Lifted, scope: Scope) -> tuple[Stmt, ...]:
+        """The piece in scope goes into open accumulators."""
+        if isinstance(fold, Lifted):
+            return fold_lifted(self.w, fold, scope)
+        return contraction(self.w, fold, scope) or fold_piece(self.w, fold, scope)
 
     def _in_pieces(self, steps: tuple[Step, ...], s: Stage, scope: Scope) -> bool:
         """Whether a loop over a folded axis stands between Open and Compute."""

@@ -193,22 +193,21 @@ def _each_place(
     t: Tile, sums: Sums, inside: Whole, counts: list[Whole] | None, emit: Callable[[At, Var], tuple[Stmt, ...]]
 ) -> tuple[Stmt, ...]:
     """`emit` for every vector of sums: whole where the tile lies inside, guarded elsewhere."""
-    n_vectors = t.atom.n // t.atom.width
-    uncut: list[Stmt] = []
-    cut: list[Stmt] = []
-    for guarded, out in ((False, uncut), (True, cut)):
-        for v in range(n_vectors):
-            count = counts[v] if guarded and counts else None
-            shared: dict[Number, Let] = {}
-            rows: list[Stmt] = []
-            for i in range(t.rows):
-                at = At(t.w, t.at(i, v * t.atom.width), t.n, t.atom.width, count, t.m, shared)
-                body = emit(at, sums[i, v])
-                if guarded and t.m and t.m_end is not None:
-                    body = when(below(at.spot[t.m], t.m_end), body)
-                rows += body
-            out += [*shared.values(), *rows]
-    return when(inside, tuple(uncut), tuple(cut))
+
+    def places(guarded: bool) -> tuple[Stmt, ...]:
+        shared: list[dict[Number, Let]] = [{} for _ in range(t.atom.n // t.atom.width)]
+        rows: list[Stmt] = []
+        for i in range(t.rows):
+            row: tuple[Stmt, ...] = ()
+            for v, loads in enumerate(shared):
+                count = counts[v] if guarded and counts else None
+                row += emit(At(t.w, t.at(i, v * t.atom.width), t.n, t.atom.width, count, t.m, loads), sums[i, v])
+            if guarded and t.m and t.m_end is not None:
+                row = when(below(t.at(i, 0)[t.m], t.m_end), row)
+            rows += row
+        return (*(let for loads in shared for let in loads.values()), *rows)
+
+    return when(inside, places(False), () if inside == Int(1) else places(True))
 
 
 def _k_loop(t: Tile, a: Place, b: Place, scope: Scope, sums: Sums, counts: list[Whole] | None) -> tuple[Stmt, ...]:

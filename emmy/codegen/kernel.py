@@ -331,7 +331,7 @@ def when(cond: Whole, then: tuple[Stmt, ...], other: tuple[Stmt, ...] = ()) -> t
 
 
 # ---------------------------------------------------------------- printer
-_RANK = {"&": 0, "^": 0, ">>": 3, "||": 1, "&&": 2, "<": 3, "==": 3, "!=": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
+_RANK = {"&": 0, "^": 0, ">>": 0, "||": 1, "&&": 2, "<": 3, "==": 3, "!=": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
 
 
 def show_int(x: Whole, outer: int = 0) -> str:
@@ -345,10 +345,12 @@ def show_int(x: Whole, outer: int = 0) -> str:
             return f"i{fn}({show_int(a)}, {show_int(b)})"
         case IntOp(fn, a, b):
             rank = _RANK[fn]
-            if fn == "+" and isinstance(b, Int) and b.value < 0:
+            if not rank:  # few remember how tightly C binds these
+                text = f"{show_int(a, 9)} {fn} {show_int(b, 9)}"
+            elif fn == "+" and isinstance(b, Int) and b.value < 0:
                 text = f"{show_int(a, rank)} - {-b.value}"
             else:
-                text = f"{show_int(a, rank + (fn in '&^'))} {fn} {show_int(b, rank + (fn in '-/%&^'))}"
+                text = f"{show_int(a, rank)} {fn} {show_int(b, rank + (fn in '-/%'))}"
             return f"({text})" if rank < outer else text
 
 
