@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emmy.costmodel.dataset import Dataset
@@ -12,8 +12,9 @@ from emmy.costmodel.model import CostModel
 from emmy.costmodel.registry import ModelStore, model_roots
 from emmy.costmodel.samples import SourceDigest, generated_digest, prepare
 from emmy.costmodel.train import MIN_SAMPLES, Progress, TrainedModel, Verdict, judge, train
-from emmy.errors import DataError, StaleModel, UsageError
+from emmy.errors import DataError, NoSuchDevice, StaleModel, UsageError
 from emmy.ir.target import load_target
+from emmy.records import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class TrainReport:
     dropped: Mapping[str, int]  # rows left out, by reason
     trained: TrainedModel | None
     verdict: Verdict
-    path: Path | None  # the model's text file: in use when the verdict is to deploy, else among the versions
-    seconds: float
+    path: Path | None = None  # the model's text file: in use when it was deployed, else among the versions
+    seconds: float = 0.0
 
 
 def train_costmodel(
@@ -58,35 +59,37 @@ def train_costmodel(
             "or bring some in: `emmy data import FOLDER`"
         )
     store = ModelStore(models or model_roots(home)[0])
-    return tuple(_train_one(dataset, name, store, source_digest, force, on_progress) for name in targets)
+    reports = []
+    for name in targets:
+        began = time.monotonic()
+        report = _train_one(dataset.rows(target=name), name, store, source_digest, force, on_progress)
+        reports.append(replace(report, seconds=time.monotonic() - began))
+    return tuple(reports)
 
 
 def _train_one(
-    dataset: Dataset,
+    rows: Sequence[Measurement],
     name: str,
     store: ModelStore,
     source_digest: SourceDigest,
     force: bool,
     on_progress: Progress,
 ) -> TrainReport:
-    began = time.monotonic()
-    rows = dataset.rows(target=name)
-    on_progress(f"{name}: replaying {len(rows)} rows", 0, 1)
-    prepared = prepare(rows, load_target(name), source_digest)
-    n = len(prepared.samples)
+    nothing = TrainReport(name, len(rows), 0, 0, {}, None, Verdict(False, ""))
+    try:
+        target = load_target(name)
+    except NoSuchDevice as e:
+        return replace(nothing, verdict=Verdict(False, str(e)))
+    found = prepare(rows, target, source_digest, lambda done, of: on_progress("schedules replayed", done, of))
+    n = len(found.samples)
+    report = replace(nothing, samples=n, contended=found.contended, dropped=found.dropped)
     if n < MIN_SAMPLES:
-        verdict = Verdict(
-            False, f"{n} usable samples, at least {MIN_SAMPLES} are needed: measure more with `emmy tune`"
-        )
-        return TrainReport(
-            name, len(rows), n, prepared.contended, prepared.dropped, None, verdict, None, time.monotonic() - began
-        )
-    trained = train(prepared.samples, name, on_progress=on_progress)
-    verdict = judge(trained, prepared.samples, _comparable(store, name))
+        why = f"{n} usable samples, at least {MIN_SAMPLES} are needed: measure more with `emmy tune`"
+        return replace(report, verdict=Verdict(False, why))
+    trained = train(found.samples, name, on_progress=on_progress)
+    verdict = judge(trained, found.samples, _comparable(store, name))
     path = store.deploy(trained.model) if verdict.deploy or force else store.keep(trained.model)
-    return TrainReport(
-        name, len(rows), n, prepared.contended, prepared.dropped, trained, verdict, path, time.monotonic() - began
-    )
+    return replace(report, trained=trained, verdict=verdict, path=path)
 
 
 def _comparable(store: ModelStore, name: str) -> CostModel | None:

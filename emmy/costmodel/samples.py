@@ -49,7 +49,12 @@ def generated_digest(op: Op, schedule: str, target: Target) -> str:
     return source(op, schedule, target).digest
 
 
-def prepare(rows: Sequence[Measurement], target: Target, source_digest: SourceDigest = generated_digest) -> Prepared:
+def prepare(
+    rows: Sequence[Measurement],
+    target: Target,
+    source_digest: SourceDigest = generated_digest,
+    on_replayed: Callable[[int, int], None] = lambda done, of: None,
+) -> Prepared:
     """The samples of `rows` on `target`. Several rows of one candidate become one sample, their median.
 
     A thread's own CPU clock hardly sees its neighbours: on a machine with a load of 5, two passes over 60 kernels agreed
@@ -63,7 +68,8 @@ def prepare(rows: Sequence[Measurement], target: Target, source_digest: SourceDi
         else:
             again.setdefault((row.op, row.schedule, row.device, row.protocol), []).append(row)
     x, kept = [], []
-    for (op, schedule, _, protocol), same in again.items():
+    for done, ((op, schedule, _, protocol), same) in enumerate(again.items()):
+        on_replayed(done, len(again))
         try:
             found = parse_op(op)
             plan = replay(found.program(), schedule, target)

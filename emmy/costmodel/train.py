@@ -79,12 +79,12 @@ def train(
     problems: list[ProblemScore] = []
     errors: list[Floats] = []
     for i, (known, unseen) in enumerate(folds):
-        on_progress("folds", i, len(folds))
+        on_progress("folds judged", i, len(folds))
         donors, held = samples.take(known), samples.take(unseen)
         model = ensemble(donors, seeds)
         problems += _scores(donors, held, model)
         errors.append(_ratio_errors(held, model))
-    on_progress("folds", len(folds), len(folds))
+    on_progress("folds judged", len(folds), len(folds))
     study = samples.take(np.flatnonzero(~is_exam(samples)))
     texts = fit(study, seeds)
     scores = summary(problems)

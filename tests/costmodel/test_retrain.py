@@ -35,7 +35,11 @@ def test_a_home_with_a_journal_gets_a_calibrated_model_for_its_target(
         tmp_path, source_digest=plan_digest, on_progress=lambda what, done, of: steps.append(what)
     )
     assert (report.target, report.rows, report.samples, report.dropped) == ("cpu-portable", 150, 150, {})
-    assert report.verdict.deploy and report.path == tmp_path / "models" / "cpu-portable.txt" and "folds" in steps
+    assert (
+        report.verdict.deploy
+        and report.path == tmp_path / "models" / "cpu-portable.txt"
+        and {"schedules replayed", "folds judged"} == set(steps)
+    )
     found = find("cpu-portable", model_roots(tmp_path)[:1])
     assert found is not None and found.is_calibrated and found.card.rows == 150
     assert report.trained is not None and found.digest == report.trained.model.digest
@@ -72,3 +76,14 @@ def test_without_rows_the_error_says_how_to_get_some(tmp_path: Path, synthetic_r
         train_costmodel(tmp_path, "h200")
     with pytest.raises(UsageError, match="no measurements of rtx1"):
         train_costmodel(tmp_path, "rtx1")
+
+
+def test_rows_of_a_target_this_emmy_does_not_know_are_reported_and_hold_nothing_up(
+    tmp_path: Path, synthetic_rows: Synthetic, plan_digest: SourceDigest
+) -> None:
+    rows = synthetic_rows(2)
+    strange = [replace(r, id=f"x{r.id}", device=replace(r.device, target="abacus")) for r in rows]
+    _journal(tmp_path, [*rows, *strange])
+    abacus, known = train_costmodel(tmp_path, source_digest=plan_digest)
+    assert abacus.target == "abacus" and "no target is named 'abacus'" in abacus.verdict.why
+    assert known.samples == 12
