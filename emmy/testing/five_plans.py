@@ -69,15 +69,17 @@ FIVE_PLANS: tuple[Example, ...] = (
         "ping-pong wgmma matmul: a producer fills TMA rings, two consumers take tiles in turn",
         matmul(256, 64, 160, "f16", "nk").program(),
         "h200",
-        f"{_TILES} k0/split(k,serial,32) k0/stage(A,tma,3) k0/stage(B,tma,3) k0/specialize(2,40,232) k0/persist(2) k0/pingpong() k0.C/atom(wgmma,64,64,16)",
+        f"{_TILES} k0/split(k,serial,32) k0/stage(A,tma,3) k0/stage(B,tma,3) "
+        "k0/specialize(2,40,232) k0/persist(2) k0/pingpong() k0.C/atom(wgmma,64,64,16)",
     ),
     Example(
         "attention",
         "causal attention: softmax as one online recurrence, keys split over blocks, a second launch combines",
         attention(2, 32, 128, 16),
         "h200",
-        "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,16) k0/split(k,serial,16) k0/stage(Q,tma,1) k0/stage(K,tma,2) k0/stage(V,tma,2) "
-        "k0/specialize(1,40,232) k0.S/atom(mma,16,8,16) k0.O/atom(mma,16,8,16,1,o) k1/split(h,grid,1) k1/split(q,grid,8)",
+        "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,16) k0/split(k,serial,16) "
+        "k0/stage(Q,tma,1) k0/stage(K,tma,2) k0/stage(V,tma,2) k0/specialize(1,40,232) "
+        "k0.S/atom(mma,16,8,16) k0.O/atom(mma,16,8,16,1,o) k1/split(h,grid,1) k1/split(q,grid,8)",
     ),
     Example(
         "norm_linear",

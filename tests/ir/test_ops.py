@@ -1,0 +1,106 @@
+"""Ops: the contract for matmul, and its text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emmy.errors import EmmyError, UsageError
+from emmy.ir.dtype import DTYPES, decode, encode
+from emmy.ir.ops import Matmul, matmul, parse_op
+from emmy.ir.ops.matmul import EPILOGUES
+from emmy.ir.program import Sym
+from emmy.testing.op_contract import OpContract
+
+
+class TestMatmul(OpContract):
+    ops = (
+        matmul(1, 1, 1),
+        matmul(5, 7, 33, layout="nk"),
+        matmul(1, 19, 40, "f16", "nk", ("bias", "gelu_tanh")),
+        matmul(6, 4, 129, "bf16", "kn", ("scale", "residual")),
+        matmul(Sym("m", 2, 9), 8, 16, "bf16", "nk", ("bias", "silu", "residual")),
+        matmul(Sym("m", 1, 1), 3, 2, "f32", "kn", ("residual", "bias", "scale")),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    m=st.one_of(st.integers(1, 1 << 24), st.tuples(st.integers(1, 99), st.integers(0, 999))),
+    n=st.integers(1, 1 << 24),
+    k=st.integers(1, 1 << 24),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(("kn", "nk")),
+    epilogue=st.permutations(EPILOGUES).flatmap(lambda p: st.integers(0, 5).map(lambda n: tuple(p[:n]))),
+)
+def test_any_matmul_has_a_key_that_parses_back(m, n, k, dtype, layout, epilogue):
+    op = matmul(m if isinstance(m, int) else Sym("m", m[0], m[0] + m[1]), n, k, dtype, layout, epilogue)
+    assert parse_op(op.key) == op
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "matmul", "matmul:", "conv:3x3", "matmul:3x4:f32", "matmul:3x4x5", "matmul:3x4x5:", "matmul:3x4x5:f64",
+        "matmul:0x4x5:f32", "matmul:3x-4x5:f32", "matmul:3x4x5.0:f32", "matmul:3x4x16777217:f32", "matmul:²x4x5:f32",
+        "matmul:٣x4x5:f32", "matmul:3x4x5:f32:", "matmul:3x4x5:f32:bias,", "matmul:3x4x5:f32:bias,bias", "matmul:3X4X5:f32",
+        "matmul:3x4x5:f32:kn,nk", "matmul:3x4x5:f32:relu", "matmul:m(5..3)x4x5:f32", "matmul:m(0..3)x4x5:f32",
+        "matmul:m(1..)x4x5:f32", "matmul:n(1..3)x4x5:f32", "matmul:3xm(1..4)x5:f32", "matmul:3x4x5 :f32", "matmul:3x4x5:f32 x",
+        "matmul:" + "9" * 5000 + "x4x5:f32", "matmul:3x4x5:f32:" + "bias," * 5000, "matmul:\x00x4x5:f32",
+    ],
+)  # fmt: skip
+def test_garbage_is_refused_with_what_is_expected(text: str):
+    with pytest.raises(UsageError) as e:
+        parse_op(text)
+    assert 20 < len(str(e.value)) < 400
+    assert "allowed" in str(e.value) or "such as" in str(e.value) or "one of" in str(e.value)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.text(alphabet="matmul:x123m().,f16b,nk٣²- \n", max_size=40) | st.text(max_size=20).map(lambda t: f"matmul:{t}")
+)
+def test_random_text_never_escapes_as_another_error(text: str):
+    try:
+        op = parse_op(text)
+    except EmmyError:
+        return
+    assert parse_op(op.key) == op
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda: matmul(0, 1, 1),
+        lambda: matmul(1, 1, 1, "f64"),
+        lambda: matmul(1, 1, 1, layout="tn"),
+        lambda: matmul(1, 1, 1, epilogue=("relu",)),
+        lambda: matmul(1, 1, 1, epilogue=("bias", "bias")),
+        lambda: matmul(Sym("b", 1, 4), 1, 1),
+        lambda: matmul(Sym("m", 8, 64, 8), 1, 1),
+    ],
+)
+def test_an_op_that_its_text_could_not_name_cannot_be_made(op):
+    with pytest.raises(UsageError, match="allowed"):
+        op()
+
+
+def test_exact_inputs_stay_exact_in_f32_sums():
+    op = Matmul(4, 4, 200)
+    assert op.is_exact("integer") and not op.is_exact("normal")
+    x = op.inputs("integer", 0)
+    single = x["A"].astype(np.float32) @ x["B"].astype(np.float32)
+    assert op.error_norm({"C": encode(single, "f32")}, x, "integer") == 0
+    assert not matmul(1, 1, 1 << 21).is_exact("integer"), "sums of 2^21 products of 4 can pass 2^24 after the epilogue"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arithmetic_in_f32_is_well_within_the_tolerance_and_a_dropped_product_is_not(dtype):
+    op = matmul(32, 32, 512, dtype, "nk")
+    x = op.inputs("normal", 1)
+    a, b = (decode(x[v], dtype).astype(np.float32) for v in "AB")
+    assert op.error_norm({"C": encode(a @ b.T, dtype)}, x, "normal") < 0.75
+    short = a[:, :-1] @ b[:, :-1].T
+    assert op.error_norm({"C": encode(short, dtype)}, x, "normal") > 1
