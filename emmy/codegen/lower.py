@@ -49,7 +49,9 @@ def _refuse_order(plan: Plan, la: Launch) -> str | None:
         if any(x.name in plan.launch(y).depends_on for y in waited):
             waited.add(x.name)
     for w in la.tile.works:
-        needed = [states[w.stage]] if w.combine else [values[v] for v in plan.program.stage(w.stage).reads if v in values]
+        needed = (
+            [states[w.stage]] if w.combine else [values[v] for v in plan.program.stage(w.stage).reads if v in values]
+        )
         early = [x for x in needed if x not in waited]
         if early:
             return f"{w.stage} needs what {early[0]} leaves in memory, but {la.name} does not wait for {early[0]}"

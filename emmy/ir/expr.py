@@ -129,7 +129,9 @@ def parse(text: str) -> Expr:
     except ValueError as e:  # a null character
         raise PlanError(f"expression {shown}: {e}") from None
     except (RecursionError, MemoryError):
-        raise PlanError(f"expression {shown}: {len(text)} characters nest too deep; write it as several stages") from None
+        raise PlanError(
+            f"expression {shown}: {len(text)} characters nest too deep; write it as several stages"
+        ) from None
 
 
 def _number(value: int | float, shown: str) -> Const:

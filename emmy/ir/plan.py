@@ -270,7 +270,9 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
             s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
             leaves = leaves_state or plan.stored(s, launch)
             if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
-                return f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
+                return (
+                    f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
+                )
             if leaves_state and x.axis not in s.folded and (c := _lacking(s, x.axis)):
                 return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())

@@ -212,7 +212,8 @@ class Program:
 
     def with_stages(self, gone: tuple[str, ...], new: tuple[Stage, ...]) -> Program:
         """The program with stages `gone` replaced by `new`, in an order that respects what reads what."""
-        rest = [s for s in (*new, *(t for t in self.stages if t.out not in gone and t.out not in {n.out for n in new}))]
+        names = {*gone, *(n.out for n in new)}
+        rest = [*new, *(s for s in self.stages if s.out not in names)]
         order: list[Stage] = []
         while rest:
             waiting = {s.out for s in rest}

@@ -48,7 +48,8 @@ class Fuse(Move):
             return f"the program has stages {', '.join(s.out for s in p.stages)}; got {self.inner} and {self.into}"
         readers = [s.out for s in p.stages if self.inner in s.reads]
         if readers != [self.into] or self.inner in p.outputs:
-            return f"{self.inner} is read by {', '.join(readers) or 'no stage'}{' and leaves the program' if self.inner in p.outputs else ''}: only {self.into} may read it"
+            leaves = " and leaves the program" if self.inner in p.outputs else ""
+            return f"{self.inner} is read by {', '.join(readers) or 'no stage'}{leaves}: only {self.into} may read it"
         if p.stage(self.inner).reduces:
             return f"{self.inner} folds {','.join(p.stage(self.inner).folded)}; only elementwise stages can be written into a reader"
         into = p.stage(self.into)

@@ -48,11 +48,13 @@ class Operand(Move):
         s = plan.program.stage(self.out)
         parts = {f.value: f for f in factors(s.body) if isinstance(f, Read)}
         if self.factor not in parts or self.value not in parts or self.factor == self.value:
-            return f"{self.out} has factors {', '.join(str(f) for f in factors(s.body))}; {self.factor} and {self.value} must be two of them"
+            found = ", ".join(str(f) for f in factors(s.body))
+            return f"{self.out} has factors {found}; {self.factor} and {self.value} must be two of them"
         if len(factors(s.body)) < 3:
             return f"{self.out} has {len(factors(s.body))} factors: an atom sees two already"
-        if not set(axes_of(parts[self.factor])) <= set(axes_of(parts[self.value])):
-            return f"{self.factor} has axes {','.join(axes_of(parts[self.factor]))}, {self.value} only {','.join(axes_of(parts[self.value]))}"
+        small, large = axes_of(parts[self.factor]), axes_of(parts[self.value])
+        if not set(small) <= set(large):
+            return f"{self.factor} has axes {','.join(small)}, {self.value} only {','.join(large)}"
         return refuse_name(plan, f"{self.value}_{self.factor}")
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:

@@ -49,7 +49,8 @@ class Specialize(Move):
         if not target.can("setmaxnreg"):
             return f"{target.name} cannot move registers between warpgroups (setmaxnreg)"
         if not la.tile.channels or la.tile.roles:
-            return f"{self.launch} has {len(la.tile.channels)} channels and {len(la.tile.roles)} roles: specialize needs channels (stage first) and no roles"
+            found = f"{len(la.tile.channels)} channels and {len(la.tile.roles)} roles"
+            return f"{self.launch} has {found}: specialize needs channels (stage first) and no roles"
         wrong = [c.value for c in la.tile.channels if c.transport != "tma"]
         if wrong:
             return f"{', '.join(wrong)}: a producer of its own fills by tma only"

@@ -22,6 +22,8 @@ from emmy.ir.moves.base import (
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops, refuse_own_loop
 from emmy.ir.target import Target
 
+_MOST_LOOPS = 32  # around one work: far beyond what helps, and short enough to walk recursively
+
 
 @register
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class Split(Move):
             if la.tile.channels or any(w.atoms for w in la.tile.works):
                 continue  # a search splits first: a channel's block follows from the loops around it
             folds = any(plan.program.stage(w.stage).reduces and not w.combine for w in la.tile.works)
-            for level in (target.block_level, "serial") if folds else (target.block_level,):  # reuse pays for loops in time
+            for level in (
+                (target.block_level, "serial") if folds else (target.block_level,)
+            ):  # reuse pays for loops in time
                 for axis, _ in plan.program.dims:
                     steps = _steps(plan, la, axis, level, target)
                     if steps:
@@ -79,6 +83,8 @@ class Split(Move):
         if not self._has_axis(plan):
             axes = (a for a, _ in plan.program.dims if _walked(plan, la, a))
             return f"{self.path} has no axis {self.axis}; {self.launch} has {', '.join(axes)}"
+        if len(self._nest(plan)) >= _MOST_LOOPS:
+            return f"{self.path} has {len(self._nest(plan))} loops, {_MOST_LOOPS} are allowed"
         if self.level not in target.loop_levels:
             return f"{target.name} has no level {self.level}; it has {', '.join(target.loop_levels)}"
         if self.work:

@@ -45,7 +45,9 @@ class Unroll(Move):
         if w.unroll != 1:
             return f"{w.stage} is unrolled by {w.unroll} already"
         if not w.nest or w.nest[-1].axis not in plan.program.stage(w.stage).folded:
-            return f"{w.stage} has {len(w.nest)} loops of its own, the last not along an axis it folds: nothing to unroll"
+            return (
+                f"{w.stage} has {len(w.nest)} loops of its own, the last not along an axis it folds: nothing to unroll"
+            )
         nest = la.tile.nest + w.nest
         trips = plan.count(nest, len(nest) - 1)
         if isinstance(self.factor, int) and not 2 <= self.factor <= trips:
