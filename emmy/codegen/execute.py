@@ -1,8 +1,9 @@
 """What a plan means: its steps run on named blocks, roles as coroutines that meet only at the derived barriers.
 
 Execution is adversarial: a copy overwrites its slot when it is issued and lands at the last legal moment, a role holds
-what it reads for a while, and roles interleave at random, some far ahead of others. A missing or wrong barrier deadlocks or raises Race here, before any compiler sees the plan.
-Float64 throughout; threads inside a role are not modelled (the emulator of generated text does that).
+what it reads for a while, and roles interleave at random, some far ahead of others. A missing or wrong barrier
+deadlocks or raises Race here, before any compiler sees the plan. Float64 throughout; threads inside a role are not
+modelled (the emulator of generated text does that).
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Outline:
         return "\n".join(out)
 
 
-def _show(steps: tuple[Step, ...], pad: str) -> list[str]:
+def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one case a step
     out: list[str] = []
     for s in steps:
         match s:
