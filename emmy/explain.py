@@ -43,7 +43,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """One move of the schedule: what it does, and what else was tried or predicted in its place, best first."""
+    """One move of the schedule, and what else was tried or predicted in its place, best first.
+
+    meaning: what a move of its kind does, by an example
+    """
 
     move: str
     meaning: str
@@ -52,10 +55,11 @@ class MoveReport:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A move that cannot be made, and its own sentence on why."""
+    """A move that cannot be made, and its own sentence on why. `instead_of`: the schedule's move it would replace."""
 
     move: str
     reason: str
+    instead_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ def explain(op: Op, target: Target, threads: int, rows: Sequence[Measurement], m
         schedules=len(times),
         default_factor=times[default] / times[schedule] if best and default in times else None,
         moves=tuple(_report(i, moves, neighbours, times, judge) for i in range(len(moves))),
-        refusals=(*_refused_neighbours(neighbours), *_refused_moves(op, target, moves)),
+        refusals=(*_refused_neighbours(moves, neighbours), *_refused_moves(op, target, moves)),
         model=judge.view(schedule, tuple(times)) if best else None,
     )
 
@@ -185,17 +189,17 @@ def _report(
             variants.append(Variant(n.change, predicted, measured=False))
     variants.sort(key=lambda v: (not v.measured, v.factor))
     meaning = (type(moves[at]).__doc__ or "").strip().splitlines()[0]
-    return MoveReport(str(moves[at]), meaning.partition(": ")[2] or meaning, tuple(variants))
+    return MoveReport(str(moves[at]), meaning, tuple(variants))
 
 
 # ---------------------------------------------------------------- refusals
-def _refused_neighbours(neighbours: Sequence[_Neighbour]) -> Iterator[Refusal]:
+def _refused_neighbours(moves: Moves, neighbours: Sequence[_Neighbour]) -> Iterator[Refusal]:
     """Changes of the schedule's own moves that are illegal, the first of those with one reason."""
     seen: set[str] = set()
     for n in neighbours:
         if n.refused is not None and n.refused not in seen and n.change != "left out":
             seen.add(n.refused)
-            yield Refusal(str(n.moves[n.at]), n.refused)
+            yield Refusal(str(n.moves[n.at]), n.refused, str(moves[n.at]))
 
 
 def _refused_moves(op: Op, target: Target, moves: Moves) -> Iterator[Refusal]:

@@ -55,9 +55,13 @@ class Screen:
             sys.stdout.flush()
 
     def rows(
-        self, kind: str, records: Iterable[Mapping[str, object]], columns: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        records: Iterable[Mapping[str, object]],
+        columns: Mapping[str, str] | None = None,
+        most: int = 1000,
     ) -> None:
-        """Alike records: a table for people, an object each for programs.
+        """Alike records: a table of the first `most` for people, an object each for programs.
 
         `columns`: key -> heading of what the table shows; default: every key under its own name.
         """
@@ -66,7 +70,12 @@ class Screen:
             self.record(kind, each)
         shown = columns or {key: key.replace("_", " ") for each in listed[:1] for key in each}
         if listed:
-            self.show(table(tuple(shown.values()), ([each[key] for key in shown] for each in listed)))
+            cells = (
+                [_share(each[key]) if key.endswith("_share") else each[key] for key in shown] for each in listed[:most]
+            )
+            self.show(table(tuple(shown.values()), cells))
+        if len(listed) > most:
+            self.show(f"and {len(listed) - most} more: --json lists them")
 
     def fail(self, error: EmmyError) -> int:
         """Renders an error and returns its exit code."""
@@ -137,6 +146,10 @@ def paint(text: str, colour: str, on: bool) -> str:
     """`text` in green, red or yellow where `on`; bold where the colour is bold."""
     code = {"green": "32", "red": "31", "yellow": "33", "bold": "1"}[colour]
     return f"\x1b[{code}m{text}\x1b[0m" if on else text
+
+
+def _share(x: object) -> str:
+    return percent(x if isinstance(x, float) else None)
 
 
 def _cell(x: object) -> str:
@@ -261,11 +274,11 @@ class TuneProgress:
             case Measured():
                 self._measured(event)
             case Racing(op, n):
-                self.say(f"{op}: racing {n} finalists, in turns with the stock kernel")
+                self.say(f"{op}: racing {n} finalists and the stock kernel, in turns")
             case Note(text):
                 self.say(f"note: {text}")
             case Finished(op, why, trials, elapsed_s):
-                self.say(f"{op}: done after {trials} trials and {elapsed_s:.1f} s: {why}")
+                self.say(f"{op}: stopped ({why}); {trials} trials, {elapsed_s:.1f} s")
 
     def _start(self, e: Started) -> None:
         self._budget, self._op, self._first, self._began_s, self._spoke_s = e.budget, e.op, e.resumed, -1.0, 0.0

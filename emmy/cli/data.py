@@ -141,7 +141,7 @@ def _doctor(args: Namespace, dataset: Dataset, screen: Screen) -> int:
 
     found = diagnose_data(dataset, args.gpu)
     columns = {"kind": "fault", "target": "target", "op": "op", "detail": "detail"}
-    screen.rows("fault", map(record_of, found.faults), columns)
+    screen.rows("fault", map(record_of, found.faults), columns, most=20)
     kinds = dict.fromkeys(f.kind for f in found.faults)
     listed = ", ".join(f"{found.count(k)} {k}" for k in kinds)
     screen.say(f"{found.checked} rows looked at: {listed or 'nothing wrong'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from emmy.explain import Explanation
 
 SHOWN_VARIANTS = 3
-SHOWN_REFUSALS = 12
+SHOWN_REFUSALS = 3  # of each move of the schedule
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def run(args: Namespace, screen: Screen) -> int:
 
 def _lines(e: Explanation) -> list[str]:
     counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
-    out = [f"{e.op} on {e.target}, {e.threads} threads", f"  schedule  {e.schedule}"]
+    out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {e.schedule}"]
     if e.time_us is None:
         out.append(
             f"  nothing right is measured yet{f' ({counts})' if counts else ''}: this is the default. Tune it: emmy tune {e.op}"
@@ -60,16 +61,20 @@ def _lines(e: Explanation) -> list[str]:
         )
     out.append("\nwhat each move brings (time with the change, over the time without it)")
     for move in e.moves:
-        out.append(f"  {move.move}\n      {move.meaning}")
+        out.append(f"  {move.move}\n      as in {move.meaning}")
         shown = [v for v in move.variants if v.change == "left out"]
         shown += [v for v in move.variants if v.change != "left out"][:SHOWN_VARIANTS]
         out += [f"      {v.factor:6.3f} x  {v.change}{'' if v.measured else '  (predicted)'}" for v in shown]
         if not shown:
             out.append("      nothing one change away was measured")
     out.append("\nwhat is refused, and why")
-    out += [f"  {r.move}\n      {r.reason}" for r in e.refusals[:SHOWN_REFUSALS]]
-    if len(e.refusals) > SHOWN_REFUSALS:
-        out.append(f"  and {len(e.refusals) - SHOWN_REFUSALS} more: --json lists them")
+    shown_of: Counter[str] = Counter()
+    for r in e.refusals:
+        shown_of[r.instead_of] += 1
+        if not r.instead_of or shown_of[r.instead_of] <= SHOWN_REFUSALS:
+            out.append(f"  {r.move}\n      {r.reason}")
+        elif shown_of[r.instead_of] == SHOWN_REFUSALS + 1:
+            out.append(f"  and more instead of {r.instead_of}: --json lists them")
     return out
 
 

@@ -36,7 +36,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace, screen: Screen) -> int:
     if args.op.startswith("@"):
         return _list(args.op, screen)
-    from emmy import api, levels
+    from emmy import levels
 
     wanted = levels.level_names(args.ir)
     if args.op.startswith("plan:"):
@@ -47,6 +47,8 @@ def run(args: Namespace, screen: Screen) -> int:
         name = args.op.removeprefix("plan:")
         subjects = levels.examples() if name == "all" else (levels.example(name),)
     else:
+        from emmy import api
+
         subjects = (api.subject(args.op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home),)
     for s in subjects:
         shown = levels.describe(s, wanted)

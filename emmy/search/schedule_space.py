@@ -168,7 +168,7 @@ class ScheduleSpace:
                     node = self.child(node, rng.choice(node.decision.values))
             ordered = {n: all(isinstance(v, int) for v in vs) for n, vs in seen.items()}
             self._domains = tuple(
-                Decision(n, tuple(sorted(vs)) if ordered[n] else tuple(sorted(vs, key=str)), ordered[n])  # type: ignore[type-var]
+                Decision(n, tuple(sorted(vs)) if ordered[n] else tuple(sorted(vs, key=str)), ordered[n])
                 for n, vs in seen.items()
             )
         return self._domains

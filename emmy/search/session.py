@@ -132,10 +132,12 @@ def distance(op: Op, other_key: str) -> float | None:
 def load_model(choice: str | None, target: Target, home: Path, on_event: Listener = ignore) -> CostModel | None:
     """The model that leads: the one deployed for the target; None for `roofline`, without a model, or with a stale one.
 
-    Raises StaleModel only when the user named the model.
+    Raises StaleModel only when the user named the model, UsageError when there is none of that name.
     """
     if choice == "roofline":
         return None
+    if choice is not None and not Path(choice).is_file():
+        raise UsageError(f"model {choice!r} is no file; name a model's .txt, or roofline to search without one")
     try:
         return find(target.name, model_roots(home)) if choice is None else CostModel.load(Path(choice))
     except StaleModel as e:

@@ -137,7 +137,6 @@ class Run:
     def go(self) -> TuneResult:
         """Run to the end of the budget, the space, or an interruption."""
         self._open()
-        self._began = time.monotonic()
         plan = self.plan
         self.on_event(
             Started(
@@ -152,6 +151,7 @@ class Run:
                 self.space.size(10**6),
             )
         )
+        self._began = time.monotonic()
         try:
             why = self._search()
             finalists = () if why == "interrupted" else self._race()
