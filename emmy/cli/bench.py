@@ -9,7 +9,7 @@ from emmy.report import RACE_COLUMNS, Screen, race_record
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("op", nargs="+", help="ops, or @SET")
+    parser.add_argument("op", nargs="+", help="ops, or a set: @projections, @gemma4-12b")
     add_gpu(parser)
     add_threads(parser)
     parser.add_argument("--schedule", metavar="S", help="measure this one instead of the stored winner")

@@ -90,8 +90,11 @@ def _dump(folder: Path, shown: tuple[Level, ...], screen: Screen) -> None:
 
 
 def _list(name: str, screen: Screen) -> int:
-    from emmy.workloads import load
+    from emmy.workloads import OPS, load
 
+    if name in OPS:
+        screen.rows("case", ({"op": text} for text in OPS[name]))
+        return 0
     screen.rows("case", ({"case": c.id, "kind": c.kind, "op": c.op_text()} for c in load(name)))
     return 0
 

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("op", nargs="+", help="ops such as matmul:512x1024x3840:f32, or @SET")
+    parser.add_argument("op", nargs="+", help="ops such as matmul:512x1024x3840:f32, or a set: @projections, @gemma4-12b")
     add_gpu(parser)
     add_threads(parser)
     parser.add_argument(
@@ -122,7 +122,7 @@ VERB = Verb(
         "tune matmul:512x1024x3840:f32",
         "tune matmul:512x1024x3840:f32 --threads 2 --budget 5m --strategy mcts",
         "tune matmul:512x1024x3840:f32 --budget 300,patience=80 --json",
-        "tune @gemma4-12b --budget 2m",
+        "tune @projections --budget 2m",
     ),
     configure,
     run,

@@ -176,6 +176,6 @@ def test_a_screening_never_beats_a_race(tmp_path: Path) -> None:
 
 def test_expand_names_each_op_once_and_refuses_unknown_ones() -> None:
     assert [o.key for o in api.expand([OP, OP, "matmul:1x2x3:f32"])] == [OP, "matmul:1x2x3:f32"]
-    assert len(api.expand("@gemma4-12b")) > 20
+    assert len(api.expand("@gemma4-12b")) > 20 and len(api.expand(["@projections", OP])) == 6
     with pytest.raises(UsageError):
         api.expand("@nothing")

@@ -88,6 +88,7 @@ def test_dump_writes_numbered_files(emmy: Emmy, tmp_path: Path) -> None:
 def test_a_set_lists_its_cases(emmy: Emmy) -> None:
     said = emmy("show", "@gemma4-12b", "--json")
     assert len(said.of("case")) == 258
+    assert len(emmy("show", "@projections", "--json").of("case")) == 5
     assert "no op" not in emmy("show", "@gemma4-12b/q_proj*").out
 
 
