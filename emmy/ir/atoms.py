@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from emmy.ir.dtype import DTYPES, DType
 from emmy.ir.target import Target
 
 
@@ -18,6 +20,9 @@ class AtomKind:
     exact:       its tile must divide what is left (fragments); otherwise edges are computed by guarded code
     vector_axis: the axis its vectors run along ("n" or "k"); None for matrix instructions
     ms, ns, ks:  sizes worth trying; for vector atoms ns counts vectors, times the width
+    dtypes:      of operands that come from memory
+    accumulate:  how its sums are kept, which decides the error to be expected
+    searched:    whether a code generator prints it, so that a search may choose it
     """
 
     name: str
@@ -27,6 +32,9 @@ class AtomKind:
     ms: tuple[int, ...]
     ns: tuple[int, ...]
     ks: tuple[int, ...]
+    dtypes: tuple[DType, ...] = DTYPES
+    accumulate: Literal["f32", "hybrid", "f16"] = "f32"
+    searched: bool = True
 
     def domains(self, target: Target) -> Mapping[str, tuple[int, ...]]:
         """Values of m, n, k, width worth trying on the target."""
@@ -65,6 +73,7 @@ class AtomKind:
         return None
 
 
+_HALVES: tuple[DType, ...] = ("f16", "bf16")
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 ATOMS: dict[str, AtomKind] = {
     a.name: a
@@ -73,9 +82,15 @@ ATOMS: dict[str, AtomKind] = {
         AtomKind("fma", "vector", False, "n", _ROWS, (1, 2, 3, 4, 6, 8), (1,)),
         # inner product: vectors of A and B along k, summed across lanes at the end; B must be contiguous along k
         AtomKind("dot", "vector", False, "k", (1, 2, 3, 4, 6), (1, 2, 3, 4, 6, 8), ()),
+        # single lanes of a warp, 4 along m by 8 along n, a register tile each
+        AtomKind("simt", "simt", True, None, (4, 8, 16, 32), (8, 16, 32, 64), (4,)),
         # warp matrix instruction, f32 sums (PTX ISA: mma.sync.m16n8k16)
-        AtomKind("mma", "mma", True, None, (16,), (8,), (16,)),
+        AtomKind("mma", "mma", True, None, (16,), (8,), (16,), _HALVES),
+        # the same with f16 sums, which join f32 sums every k elements
+        AtomKind("hybrid", "mma", True, None, (16,), (8,), (16, 32, 64, 128), ("f16",), "hybrid"),
+        # the same with f16 sums to the end: fast on some cards, and too wrong for most uses; for studies of the error
+        AtomKind("f16", "mma", True, None, (16,), (8,), (16,), ("f16",), "f16", searched=False),
         # warpgroup matrix instruction, operands in shared memory (PTX ISA: wgmma.mma_async.m64nNk16, N a multiple of 8)
-        AtomKind("wgmma", "wgmma", True, None, (64,), tuple(range(8, 257, 8)), (16,)),
+        AtomKind("wgmma", "wgmma", True, None, (64,), tuple(range(8, 257, 8)), (16,), _HALVES, searched=False),
     )
 }

@@ -54,9 +54,7 @@ class BindAtom(Move):
                             yield site
 
     @classmethod
-    def _site(
-        cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind, inner: str | None
-    ) -> Site | None:
+    def _site(cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind, inner: str | None) -> Site | None:
         if cls(la.name, w.stage, kind.name, OPEN, OPEN, OPEN, OPEN, inner).refuse(plan, target):
             return None
         s = _contraction(plan, w, inner)
@@ -171,6 +169,11 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan) -> str | None:
         or not {k, n} <= set(b.index) <= set(s.every) - {m}
     ):
         return f"{kind.name} multiplies A[m,k] and B[n,k] or B[k,n]; {s.out} is a sum of {s.body}"
+    stored = {v.name: v.dtype for v in plan.program.inputs}
+    for x in (a, b):
+        dtype = stored.get(x.value)
+        if dtype and dtype not in kind.dtypes:
+            return f"{kind.name} multiplies {', '.join(kind.dtypes)}; {x.value} is {dtype}"
     across = [x for x in (a, b) if x.index[-1] != k]
     if kind.vector_axis == "k" and across:
         return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].index[-1]}"

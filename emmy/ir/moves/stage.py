@@ -13,11 +13,11 @@ from emmy.ir.target import Target
 # transport -> (capability the target must have, space the slots live in, default layout)
 TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "pack": ("pack", "pack", "panel"),
-    "ldg": ("ldg", "smem", "row"),
+    "ldg": ("ldg", "smem", "swizzle128"),
     "cp_async": ("cp_async", "smem", "swizzle128"),
     "tma": ("tma", "smem", "swizzle128"),
 }
-LAYOUTS: dict[str, tuple[str, ...]] = {"pack": ("panel",), "smem": ("row", "swizzle128")}  # by the slots' space
+LAYOUTS: dict[str, tuple[str, ...]] = {"pack": ("panel",), "smem": ("swizzle128", "pad", "row")}  # by the slots' space
 SELF = "all"  # the default role: every agent of the block
 
 
@@ -82,7 +82,8 @@ class Stage(Move):
         at = self._at(plan, la)
         parallel = next((x for x in la.tile.nest[: max(at, 0)] if x.level not in (*BLOCK_LEVELS, "serial")), None)
         if parallel:
-            return f"the ring of {self.value} would turn inside the loop over {parallel.axis} at level {parallel.level}: agents would refill one slot with different blocks"
+            around = f"the loop over {parallel.axis} at level {parallel.level}"
+            return f"the ring of {self.value} would turn inside {around}: agents would refill one slot with different blocks"
         if isinstance(self.depth, int):
             if self.depth < 1 or (self.depth > 1 and (at < 0 or la.tile.nest[at].level in BLOCK_LEVELS)):
                 return f"{self.value} is filled once a tile: depth {self.depth} against 1"

@@ -1,0 +1,348 @@
+"""Contractions of a block by its warps: operands from slots of shared memory, sums in registers. One class an atom.
+
+Every atom answers the same questions: what to declare and clear (`open`), one piece of the folded axis (`compute`), and
+which elements of the block a thread's sums are (`spread`). To add an instruction, add a class and its name to KINDS.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_scope import WARP, Ring, Walk
+from emmy.codegen.cuda_values import Spread
+from emmy.codegen.cuda_vector import load
+from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
+from emmy.codegen.kernel_gpu import SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
+from emmy.ir.expr import Read, factors
+from emmy.ir.moves.atom import mnk_axes
+from emmy.ir.plan import Atom, Work
+from emmy.ir.program import Stage
+
+
+@dataclass(slots=True)
+class Contraction(ABC):
+    """A stage C[m,n] = sum over k of A * B of one block, of which each warp has `mt` x `nt` atoms, `kt` of them along k."""
+
+    w: Walk
+    stage: Stage
+    atom: Atom
+    a: Ring
+    b: Ring
+    m: str
+    n: str
+    k: str
+    mt: int
+    nt: int
+    kt: int
+
+    @property
+    def sums(self) -> str:
+        return f"{self.stage.out}_sums"
+
+    @abstractmethod
+    def open(self) -> tuple[Stmt, ...]:
+        """Registers for sums, holding the sum of nothing, and for operands."""
+
+    @abstractmethod
+    def compute(self) -> tuple[Stmt, ...]:
+        """The current fills of both operands, folded into the sums."""
+
+    @abstractmethod
+    def close(self) -> tuple[Stmt, ...]:
+        """Whatever makes the sums f32 numbers in `sums`."""
+
+    @abstractmethod
+    def spread(self) -> tuple[Spread, Ref]:
+        """Where a thread's sums stand in the block, and the registers of one vector of them."""
+
+    def _now(self) -> tuple[tuple[Stmt, ...], Whole, Whole]:
+        """(statements, first byte of A's current slot, of B's)."""
+        out: list[Stmt] = []
+        at: list[Whole] = []
+        for ring in (self.a, self.b):
+            slot = ring.slot(0)
+            if not isinstance(slot, Int):
+                name = self.w.fresh(f"{ring.value}_now")
+                out.append(LetInt(name, slot))
+                slot = IntVar(name)
+            at.append(slot)
+        return tuple(out), at[0], at[1]
+
+    def _spot(self, row: Whole, column: Whole) -> dict[str, Whole]:
+        w = self.w
+        spot = {a: w.scope[a].lo for a in self.stage.axes}
+        spot[self.m] = plus(w.scope[self.m].lo, w.warp_offset(self.m), row)
+        spot[self.n] = plus(w.scope[self.n].lo, w.warp_offset(self.n), column)
+        return spot
+
+    @property
+    def _ij(self) -> tuple[Whole, Whole]:
+        """The number of an atom in the warp's tile: its row, its column."""
+        return counter("i", self.mt), counter("j", self.nt)
+
+    def _tiles(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """The body for every atom of the warp's tile: rows i, columns j."""
+        return unrolled("i", self.mt, unrolled("j", self.nt, body))
+
+
+class Mma(Contraction):
+    """mma.sync m16n8k16 (PTX ISA): operands by ldmatrix, two sets of registers along k, sums in f32.
+
+    A thread holds rows lane/4 and lane/4 + 8 of an atom, columns 2 (lane mod 4) and the next.
+    """
+
+    acc = "f32"
+
+    @property
+    def input(self) -> str:
+        return self.w.plan.program.value(self.a.value).dtype
+
+    @property
+    def _sets(self) -> int:
+        return min(2, self.kt)
+
+    def open(self) -> tuple[Stmt, ...]:
+        count = self.mt * self.nt * 4
+        zero = (Store(self.sums, IntVar("e"), Num(0.0)),)
+        return (Regs(self.sums, "f32", count), *unrolled("e", count, zero), *self._operands())
+
+    def _operands(self) -> tuple[Stmt, ...]:
+        a, b = self.a.value, self.b.value
+        return Regs(f"{a}_frag", "b32", self._sets * self.mt * 4), Regs(f"{b}_frag", "b32", self._sets * self.nt * 2)
+
+    def compute(self) -> tuple[Stmt, ...]:
+        kk, now = counter("kk", self.kt), self._now()
+        more = plus(kk, Int(1))
+        ahead = only(below(more, Int(self.kt)), self._load(more, now[1], now[2])) if self.kt > 1 else ()
+        body = (*ahead, *self._tiles((self._multiply(kk),)), *self._after(kk))
+        return (*now[0], *self._load(Int(0), now[1], now[2]), *unrolled("kk", self.kt, body))
+
+    def _set(self, kk: Whole, size: int) -> Whole:
+        return times(bits(kk, self._sets - 1), Int(size)) if self._sets > 1 else Int(0)
+
+    def _multiply(self, kk: Whole) -> Stmt:
+        i, j = self._ij
+        a = Ref(f"{self.a.value}_frag", plus(self._set(kk, self.mt * 4), times(i, Int(4))))
+        b = Ref(f"{self.b.value}_frag", plus(self._set(kk, self.nt * 2), times(j, Int(2))))
+        return Do(f"emmy_mma_{self.acc}_{self.input}", (self._target(i, j), a, b))
+
+    def _target(self, i: Whole, j: Whole) -> Ref:
+        return Ref(self.sums, times(plus(times(i, Int(self.nt)), j), Int(4)))
+
+    def _after(self, kk: Whole) -> tuple[Stmt, ...]:
+        return ()
+
+    def _load(self, kk: Whole, a_now: Whole, b_now: Whole) -> tuple[Stmt, ...]:
+        """Operands of step kk of the slot to the set of registers whose turn it is."""
+        i, w = counter("i", self.mt), self.w
+        lane, a, b = w.lane(), self.a.layout, self.b.layout
+        k = times(kk, Int(16))
+        a_lane = self._lane(self.a, self.m, bits(lane, 15), times(shifted(lane, 4), Int(8)))
+        a_at = plus(a.beyond(a_lane, times(i, Int(16)), k), a_now)
+        to = Ref(f"{self.a.value}_frag", plus(self._set(kk, self.mt * 4), times(i, Int(4))))
+        out = unrolled("i", self.mt, (Do("emmy_ldmatrix_x4", (to, Ref(SMEM, a_at))),))
+        along_k = self.b.columns == self.k
+        if along_k:
+            row = plus(bits(lane, 7), times(shifted(lane, 4), Int(8)))
+            b_lane = self._lane(self.b, self.n, row, times(bits(shifted(lane, 3), 1), Int(8)))
+        else:
+            b_lane = self._lane(self.b, self.n, bits(lane, 15), times(shifted(lane, 4), Int(8)))
+        trans = "" if along_k else "_trans"
+
+        def matrices(j: Whole, count: int) -> Do:
+            n = times(j, Int(8))
+            at = plus(b.beyond(b_lane, n, k) if along_k else b.beyond(b_lane, k, n), b_now)
+            to = Ref(f"{self.b.value}_frag", plus(self._set(kk, self.nt * 2), times(j, Int(2))))
+            return Do(f"emmy_ldmatrix_x{2 * count}{trans}", (to, Ref(SMEM, at)))
+
+        pairs = self.nt // 2
+        out += unrolled("j", pairs, (matrices(times(counter("j", pairs), Int(2)), 2),))
+        return out + ((matrices(Int(self.nt - 1), 1),) if self.nt % 2 else ())
+
+    def _lane(self, ring: Ring, own: str, row: Whole, column: Whole) -> Whole:
+        """Byte in a slot at which this lane's first row of the first atom begins; made once."""
+        layout, off = ring.layout, self.w.warp_offset(own)
+        at = layout.at(row, column)
+        if ring.rows == own:
+            at = layout.beyond(at, off, Int(0))
+        else:  # a panel never crosses the border of two warps' columns
+            at = layout.beyond(at, Int(0), off)
+        return self.w.let("lane_at", at)
+
+    def close(self) -> tuple[Stmt, ...]:
+        return ()
+
+    def spread(self) -> tuple[Spread, Ref]:
+        (i, j), h, lane = self._ij, IntVar("h"), self.w.lane()
+        row = plus(shifted(lane, 2), times(i, Int(16)), times(h, Int(8)))
+        column = plus(times(bits(lane, 3), Int(2)), times(j, Int(8)))
+        spot = self._spot(row, column)
+        at = plus(times(plus(times(i, Int(self.nt)), j), Int(4)), times(h, Int(2)))
+        spread = Spread(self.stage.axes, (("j", self.nt),), (("i", self.mt), ("h", 2)), spot, 2, Int(1))
+        return spread, Ref(self.sums, at)
+
+
+class F16Sums(Mma):
+    """mma.sync with f16 sums to the end: twice the rate on GeForce cards, and the error of f16."""
+
+    acc = "f16"
+
+    @property
+    def half(self) -> str:
+        return f"{self.stage.out}_half"
+
+    def open(self) -> tuple[Stmt, ...]:
+        count = self.mt * self.nt * 2
+        zero = (Store(self.half, IntVar("e"), Call("as_b32", (Num(0.0),))),)
+        return Regs(self.half, "b32", count), *unrolled("e", count, zero), *self._operands()
+
+    def _target(self, i: Whole, j: Whole) -> Ref:
+        return Ref(self.half, times(plus(times(i, Int(self.nt)), j), Int(2)))
+
+    def _promote(self) -> tuple[Stmt, ...]:
+        """Sums in f16 join those in f32, and begin again."""
+        i, j = self._ij
+        return self._tiles((Do("emmy_promote_f16", (super()._target(i, j), self._target(i, j))),))
+
+    def close(self) -> tuple[Stmt, ...]:
+        return (*super().open()[:2], *self._promote())
+
+
+class Hybrid(F16Sums):
+    """f16 sums over `atom.k` elements, then promoted into f32 sums: nearly the rate of f16, an error that does not grow with K."""
+
+    def open(self) -> tuple[Stmt, ...]:
+        return (*Mma.open(self)[:2], *super().open())
+
+    def _after(self, kk: Whole) -> tuple[Stmt, ...]:
+        steps = self.atom.k // 16
+        return only(same(rest(plus(kk, Int(1)), Int(steps)), Int(0)), self._promote())
+
+    def close(self) -> tuple[Stmt, ...]:
+        return ()
+
+
+class Simt(Contraction):
+    """Fused multiply-adds of single lanes, 4 along m by 8 along n: any dtype, sums in f32.
+
+    A thread holds a piece of m/4 x n/8 elements of each atom; operands come four along k at a time.
+    """
+
+    _LANES_M, _LANES_N = 4, 8
+
+    @property
+    def tm(self) -> int:
+        return self.atom.m // self._LANES_M
+
+    @property
+    def tn(self) -> int:
+        return self.atom.n // self._LANES_N
+
+    def open(self) -> tuple[Stmt, ...]:
+        count = self.mt * self.nt * self.tm * self.tn
+        zero = (Store(self.sums, IntVar("e"), Num(0.0)),)
+        return Regs(self.sums, "f32", count), *unrolled("e", count, zero)
+
+    def _lane_row(self) -> Whole:
+        return times(over(self.w.lane(), Int(self._LANES_N)), Int(self.tm))
+
+    def _lane_column(self) -> Whole:
+        return times(bits(self.w.lane(), self._LANES_N - 1), Int(self.tn))
+
+    def compute(self) -> tuple[Stmt, ...]:
+        lets, a_now, b_now = self._now()
+        kk, k = IntVar("kk"), self.atom.k
+        a, b = f"{self.a.value}_frag", f"{self.b.value}_frag"
+        rows, columns = self.mt * self.tm, self.nt * self.tn
+        load_a = self._load(self.a, self.m, a, rows, self.tm, self.atom.m, self._lane_row(), times(kk, Int(k)), a_now)
+        load_b = self._load(
+            self.b, self.n, b, columns, self.tn, self.atom.n, self._lane_column(), times(kk, Int(k)), b_now
+        )
+        i, j, q = counter("i", rows), counter("j", columns), IntVar("q")
+        at = plus(times(i, Int(columns)), j)
+        product = Call(
+            "fma", (self._operand(a, i, q, rows, self.a), self._operand(b, j, q, columns, self.b), Load(self.sums, at))
+        )
+        fma = unrolled("q", k, unrolled("i", rows, unrolled("j", columns, (Store(self.sums, at, product),))))
+        regs = (Regs(a, "f32", rows * k), Regs(b, "f32", columns * k))
+        return (*lets, For(kk.name, Int(0), Int(self.kt), 1, (*regs, *load_a, *load_b, *fma), 2))
+
+    def _operand(self, regs: str, i: Whole, q: Whole, count: int, ring: Ring) -> Load:
+        """Element i along the operand's own axis, q along k: vectors lie along the axis that is contiguous in memory."""
+        if ring.columns == self.k:
+            return Load(regs, plus(times(i, Int(self.atom.k)), q))
+        return Load(regs, plus(times(q, Int(count)), i))
+
+    def _load(
+        self, ring: Ring, own: str, regs: str, count: int, each: int, step: int, lane: Whole, k: Whole, now: Whole
+    ) -> tuple[Stmt, ...]:
+        """`count` elements along the operand's own axis (`each` of an atom, atoms `step` apart) and atom.k along k."""
+        q, layout = IntVar("q"), ring.layout
+        base = self.w.warp_offset(own)
+        dtype = self.w.plan.program.value(ring.value).dtype
+        if ring.columns == self.k:
+            i = counter("i", count)
+            row = plus(base, times(over(i, Int(each)), Int(step)), lane, rest(i, Int(each)))
+            to, source = Ref(regs, times(i, Int(self.atom.k))), Ref(SMEM, plus(now, layout.at(row, k)))
+            return unrolled("i", count, load(self.w, to, dtype, self.atom.k, source, "lds"))
+        wide = min(each, 16 // layout.item)
+        parts, i = each // wide, counter("i", count // wide)
+        column = plus(base, times(over(i, Int(parts)), Int(step)), lane, times(rest(i, Int(parts)), Int(wide)))
+        to = Ref(regs, plus(times(q, Int(count)), times(i, Int(wide))))
+        source = Ref(SMEM, plus(now, layout.at(plus(k, q), column)))
+        return unrolled("q", self.atom.k, unrolled("i", count // wide, load(self.w, to, dtype, wide, source, "lds")))
+
+    def close(self) -> tuple[Stmt, ...]:
+        return ()
+
+    def spread(self) -> tuple[Spread, Ref]:
+        (i, j), r = self._ij, counter("r", self.tm)
+        row = plus(times(i, Int(self.atom.m)), self._lane_row(), r)
+        column = plus(times(j, Int(self.atom.n)), self._lane_column())
+        columns = self.nt * self.tn
+        at = plus(times(plus(times(i, Int(self.tm)), r), Int(columns)), times(j, Int(self.tn)))
+        loops = (("i", self.mt), ("r", self.tm))
+        return Spread(self.stage.axes, (("j", self.nt),), loops, self._spot(row, column), self.tn, Int(1)), Ref(
+            self.sums, at
+        )
+
+
+KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt}
+
+
+def contraction(w: Walk, work: Work) -> Contraction:
+    """The contraction a work's atom makes. Raises PlanError with the reason when no code is generated for it."""
+    p = w.plan.program
+    stage = p.stage(work.stage)
+    atom = next((a for a in work.atoms if a.stage == stage.out), None)
+    if atom is None or atom.name not in KINDS:
+        known = ", ".join(KINDS)
+        raise w.cannot(
+            f"{stage.out} has {f'the atom {atom.name}' if atom else 'no atom'}; a GPU makes contractions of {known}"
+        )
+    m, n, k = mnk_axes(stage)
+    reads = [f for f in factors(stage.body) if isinstance(f, Read)]
+    if m is None or len(reads) != 2:
+        raise w.cannot(f"{stage.out} is no product of two matrices")
+    rings = []
+    for own, r in zip((m, n), reads, strict=True):
+        ring = w.rings.get(r.value)
+        if ring is None:
+            raise w.cannot(f"{stage.out} reads {r.value}, which is not in shared memory: stage({r.value},...) first")
+        if {ring.rows, ring.columns} != {own, k}:
+            raise w.cannot(f"{r.value} has axes {ring.rows},{ring.columns}; {atom.name} reads {own},{k}")
+        rings.append(ring)
+    if atom.name != "simt" and rings[0].columns != k:
+        raise w.cannot(f"{atom.name} reads {reads[0].value} along {k}, it is contiguous along {rings[0].columns}")
+    size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "serial", "warp")), a) for a in (m, n, k)}
+    steps = {m: atom.m, n: atom.n, k: 16 if issubclass(KINDS[atom.name], Mma) else atom.k}
+    for a in (m, n, k):
+        if size[a] % steps[a]:
+            raise w.cannot(f"{atom.name} takes {a} by {steps[a]}, a warp has {size[a]}")
+    if steps[k] != atom.k and size[k] % atom.k:
+        raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
+    mt, nt, kt = (size[a] // steps[a] for a in (m, n, k))
+    assert w.threads % WARP == 0
+    return KINDS[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt)

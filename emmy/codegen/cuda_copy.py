@@ -1,0 +1,211 @@
+"""Filling slots of shared memory: by every thread through cp.async or registers, or by the copy engine. Waits for nothing.
+
+A thread copies a fixed column of every so-many-th row, so what changes from piece to piece is one number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emmy.codegen.cuda_layout import PERIOD
+from emmy.codegen.cuda_scope import Piece, Ring, Walk
+from emmy.codegen.kernel import Int, IntVar, LetInt, View, Whole, below, both, minus, over, plus, rest, times
+from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, MapRef, Ref, Regs, Stmt, TensorMap, counter, unrolled
+from emmy.ir.dtype import size_bytes
+from emmy.ir.plan import BLOCK_LEVELS
+from emmy.ir.program import upper
+
+MOST_ROWS = 256  # of a box of the copy engine (CUDA driver API: cuTensorMapEncodeTiled)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one thread copies of each block: `count` pieces of `granule` bytes. Made at the head of the kernel.
+
+    It copies at (row, column) and every `stride` rows further; `to` is the byte in the slot and `view` the source, where
+    they could be worked out once. `some`: not every thread has work in every pass.
+    """
+
+    granule: int
+    count: int
+    stride: int
+    row: Whole
+    column: Whole
+    to: Whole | None
+    view: str
+
+
+@dataclass(slots=True)
+class Copier:
+    """Copies of one ring."""
+
+    w: Walk
+    ring: Ring
+    share: Share | None = None
+    map: TensorMap | None = None
+
+    @property
+    def item(self) -> int:
+        return size_bytes(self.w.plan.program.value(self.ring.value).dtype)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of the value to the next, in memory."""
+        return upper(self.w.plan.program.dim(self.ring.columns))
+
+    def _in_time(self, axis: str) -> bool:
+        """Whether the block along an axis moves with a loop inside the kernel."""
+        return any(x.axis == axis and x.level not in BLOCK_LEVELS for x in self.w.nest[: self.ring.channel.at + 1])
+
+    # ------------------------------------------------------------ by threads
+    def begin(self) -> None:
+        """Work out this thread's share, and for the copy engine its map."""
+        w, s = self.w, self.ring.layout
+        if self.ring.channel.transport == "tma":
+            self.map = self._map()
+            return
+        granule = w.granule(self.ring.columns, self.item)
+        if self.ring.channel.transport == "cp_async" and granule < 4:
+            size = f"rows of {self.pitch * self.item} bytes allow {granule}"
+            raise w.cannot(f"{self.ring.value}: cp_async moves 4, 8 or 16 bytes, {size}: stage it by ldg")
+        per_row = s.columns * self.item // granule
+        wide = granule // self.item
+        if w.threads % per_row:  # threads do not come out even: each copy finds its place by itself
+            count = -(-s.rows * per_row // w.threads)
+            self.share = Share(granule, count, 0, Int(0), Int(0), None, self._view(Int(0), Int(0)))
+            return
+        stride = w.threads // per_row
+        row = w.let("copy_row", over(THREAD, Int(per_row)))
+        column = w.let("copy_column", times(rest(THREAD, Int(per_row)), Int(wide)))
+        even = stride % PERIOD == 0 or not s.swizzle
+        to = w.let("copy_to", s.at(row, column)) if even else None
+        self.share = Share(granule, -(-s.rows // stride), stride, row, column, to, self._view(row, column))
+
+    def _view(self, row: Whole, column: Whole) -> str:
+        """The value from this thread's first element on, for axes whose block does not move."""
+        w, name = self.w, self.w.fresh(f"{self.ring.value}_from")
+        lo = [Int(0) if self._in_time(a) else w.scope[a].lo for a in (self.ring.rows, self.ring.columns)]
+        at = plus(times(plus(lo[0], row), Int(self.pitch)), lo[1], column)
+        w.head.append(View(name, self.ring.value, at))
+        return name
+
+    def fill(self, ahead: int, scope: dict[str, Piece]) -> tuple[Stmt, ...]:
+        """cp.async: this thread's copies into the slot `ahead`; or ldg: its loads into registers."""
+        assert self.share is not None
+        by_registers = self.ring.channel.transport == "ldg"
+        size = self.share.granule
+        out: list[Stmt] = []
+        slot = self.ring.slot(ahead)
+        if not by_registers and not isinstance(slot, Int):
+            name = self.w.fresh(f"{self.ring.value}_fill")
+            out.append(LetInt(name, slot))
+            slot = IntVar(name)
+
+        def one(i: Whole) -> tuple[Stmt, ...]:
+            lets, to, source, exists, inside = self._piece(i, scope, slot)
+            sure = exists == Int(1)
+            if by_registers:
+                ok = () if sure else (exists,)
+                do = Do(f"emmy_ldg_b{8 * size}{'' if sure else '_if'}", (self._word(i), source, *ok))
+            else:
+                ok = () if sure else (times(exists, Int(size)),)  # of so many bytes; the rest becomes zero
+                do = Do(f"emmy_cp_async_b{8 * size}{'' if sure else '_zfill'}", (to, source, *ok))
+            return (*lets, *only(inside, (do,)))
+
+        return (*out, *self._passes(one))
+
+    def land(self, ahead: int) -> tuple[Stmt, ...]:
+        """ldg: what the last fill loaded goes to the slot `ahead`."""
+        assert self.share is not None
+        size = self.share.granule
+
+        def one(i: Whole) -> tuple[Stmt, ...]:
+            lets, to, _, _, inside = self._piece(i, self.w.scope, self.ring.slot(ahead))
+            return (
+                *lets,
+                *only(inside, (Do(f"emmy_sts_b{8 * size}", (to, self._word(i))),)),
+            )
+
+        return self._passes(one)
+
+    def _word(self, i: Whole) -> Ref:
+        """ldg: the registers that piece i passes through."""
+        assert self.share is not None
+        return Ref(f"{self.ring.value}_words", times(i, Int(max(1, self.share.granule // 4))))
+
+    def registers(self) -> tuple[Stmt, ...]:
+        """ldg: registers for one block on its way."""
+        if self.ring.channel.transport != "ldg" or self.share is None:
+            return ()
+        size, count = self.share.granule, self.share.count
+        return (Regs(f"{self.ring.value}_words", "b16" if size == 2 else "b32", count * max(1, size // 4)),)
+
+    def _passes(self, one: object) -> tuple[Stmt, ...]:
+        assert self.share is not None and callable(one)
+        return unrolled("i", self.share.count, one(counter("i", self.share.count)))
+
+    def _piece(self, i: Whole, scope: dict[str, Piece], slot: Whole) -> tuple[tuple[Stmt, ...], Ref, Ref, Whole, Whole]:
+        """Copy number i: (statements before it, where to, where from, whether the source exists, whether there is one)."""
+        w, s, share = self.w, self.ring.layout, self.share
+        assert share is not None
+        rows, columns = scope[self.ring.rows], scope[self.ring.columns]
+        lets: tuple[Stmt, ...] = ()
+        moved = times(i, Int(share.stride))
+        if share.stride:
+            row, column = plus(share.row, moved), share.column
+            inside: Whole = below(row, Int(s.rows)) if s.rows % share.stride else Int(1)
+            source = times(moved, Int(self.pitch))
+        else:
+            per_row = s.columns * self.item // share.granule
+            n = IntVar("chunk")
+            lets = (LetInt(n.name, plus(THREAD, times(i, Int(w.threads)))),)
+            row, column = over(n, Int(per_row)), times(rest(n, Int(per_row)), Int(share.granule // self.item))
+            inside = below(n, Int(s.rows * per_row)) if s.rows * per_row % w.threads else Int(1)
+            source = plus(times(row, Int(self.pitch)), column)
+        to = plus(share.to, times(moved, Int(s.pitch))) if share.to is not None else s.at(row, column)
+        if self._in_time(self.ring.rows):
+            source = plus(times(rows.lo, Int(self.pitch)), source)
+        if self._in_time(self.ring.columns):
+            source = plus(columns.lo, source)
+        exists: Whole = Int(1)
+        if not rows.full:
+            exists = both(exists, below(row, minus(rows.end, rows.lo)))
+        if not columns.full:
+            exists = both(exists, below(column, minus(columns.end, columns.lo)))
+        return lets, Ref(SMEM, plus(to, slot)), Ref(share.view, source), exists, inside
+
+    # ------------------------------------------------------------ by the copy engine
+    def _map(self) -> TensorMap:
+        w, s, p = self.w, self.ring.layout, self.w.plan.program
+        row_bytes = self.pitch * self.item
+        if row_bytes % 16:
+            raise w.cannot(
+                f"{self.ring.value}: tma needs rows of a multiple of 16 bytes, these have {row_bytes}: stage it by ldg"
+            )
+        if s.pitch != s.panel * self.item:
+            raise w.cannot(
+                f"{self.ring.value}: tma cannot leave the gaps of layout {self.ring.channel.layout}: use swizzle128"
+            )
+        box = next(n for n in range(min(s.rows, MOST_ROWS), 0, -1) if s.rows % n == 0)
+        rows, columns = (w.scope[a].end for a in p.value(self.ring.value).axes)
+        return TensorMap(f"{self.ring.value}_map", self.ring.value, rows, columns, box, s.panel, s.swizzle)
+
+    def engine_fill(self, ahead: int, scope: dict[str, Piece], barrier: Whole) -> tuple[Stmt, ...]:
+        """tma: the copies that fill the slot `ahead`, reported to the barrier at that byte."""
+        s, m = self.ring.layout, self.map
+        assert m is not None
+        rows, columns = scope[self.ring.rows], scope[self.ring.columns]
+        out = []
+        for panel in range(s.columns // s.panel):
+            for first in range(0, s.rows, m.box_rows):
+                to = plus(self.ring.slot(ahead), Int(panel * s.panel_bytes + first * s.pitch))
+                where = (plus(columns.lo, Int(panel * s.panel)), plus(rows.lo, Int(first)))
+                out.append(Do("emmy_tma_load_2d", (Ref(SMEM, to), MapRef(m.name), Ref(SMEM, barrier), *where)))
+        return tuple(out)
+
+
+def only(cond: Whole, then: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """If, unless the condition is known."""
+    if isinstance(cond, Int):
+        return then if cond.value else ()
+    return (If(cond, then),) if then else ()

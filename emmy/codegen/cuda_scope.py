@@ -1,0 +1,259 @@
+"""What GPU expansion knows while it walks a launch: pieces of axes, agents, rings of slots, names. Emits no work itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import gcd, prod
+
+from emmy.codegen.cpu_scope import length_of
+from emmy.codegen.cuda_layout import Slot, slot
+from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, least, over, pieces, plus, rest, times
+from emmy.codegen.kernel_gpu import BLOCK, THREAD, Stmt, bits, shifted
+from emmy.errors import PlanError
+from emmy.ir.dtype import size_bytes
+from emmy.ir.plan import Channel, Launch, Loop, Plan
+from emmy.ir.program import Dim, Sym, upper
+from emmy.ir.target import Target
+
+WARP = 32  # threads
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements lo .. lo + size of an axis, of which those from `end` on do not exist. `full`: all exist in every block."""
+
+    lo: Whole
+    size: int
+    end: Whole
+    full: bool
+
+    @property
+    def hi(self) -> Whole:
+        """Where a loop over the piece ends."""
+        if self.lo == Int(0) and not (self.full and isinstance(self.end, Int)):
+            return self.end
+        last = plus(self.lo, Int(self.size))
+        return last if self.full else least(last, self.end)
+
+
+Scope = Mapping[str, Piece]
+
+
+def before(a: Whole, b: Whole) -> Whole:
+    """a < b, known where the two differ by a constant."""
+    (x, p), (y, q) = _parts(a), _parts(b)
+    return Int(int(p < q)) if x == y else below(a, b)
+
+
+def _parts(a: Whole) -> tuple[Whole, int]:
+    if isinstance(a, Int):
+        return Int(0), a.value
+    return (a.a, a.b.value) if isinstance(a, IntOp) and a.fn == "+" and isinstance(a.b, Int) else (a, 0)
+
+
+def multiple(dim: Dim) -> int:
+    """A number that certainly divides the size."""
+    return dim.multiple if isinstance(dim, Sym) else dim
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where the rings of one loop stand that have one depth: `slot` of the current fill, `phase` of its lap (0 or 1)."""
+
+    slot: IntVar
+    phase: IntVar
+    depth: int
+
+    def at(self, ahead: int) -> Whole:
+        """The slot of the fill that many ahead."""
+        if self.depth == 1:
+            return Int(0)
+        step = ahead % self.depth
+        return rest(plus(self.slot, Int(step)), Int(self.depth)) if step else self.slot
+
+    def lap(self, ahead: int) -> Whole:
+        """Laps of the fill that many ahead, of which only the last bit counts."""
+        if self.depth == 1:
+            return Int(ahead)
+        return over(plus(self.slot, Int(ahead)), Int(self.depth)) if ahead else Int(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A channel's slots in shared memory: the first at byte `base`, `stride` bytes apart."""
+
+    channel: Channel
+    layout: Slot
+    rows: str  # axis
+    columns: str  # axis, contiguous in memory
+    base: int
+    stride: int
+    turn: Turn
+
+    @property
+    def value(self) -> str:
+        return self.channel.value
+
+    def slot(self, ahead: int) -> Whole:
+        """Byte at which the slot begins that the fill `ahead` goes to."""
+        return plus(times(self.turn.at(ahead), Int(self.stride)), Int(self.base))
+
+
+@dataclass(slots=True)
+class Walk:
+    """The state of one launch's expansion. `head` holds statements that stand before everything else, made once."""
+
+    plan: Plan
+    launch: Launch
+    target: Target
+    threads: int = WARP
+    scope: dict[str, Piece] = field(default_factory=dict)
+    rings: dict[str, Ring] = field(default_factory=dict)
+    part_index: dict[str, Whole] = field(default_factory=dict)  # axis -> the block's number along it
+    head: list[Stmt] = field(default_factory=list)
+    smem_bytes: int = 0
+    _names: dict[str, int] = field(default_factory=dict)
+    _lets: dict[Whole, IntVar] = field(default_factory=dict)
+
+    @property
+    def nest(self) -> tuple[Loop, ...]:
+        return self.launch.tile.nest
+
+    def fresh(self, stem: str) -> str:
+        """A name nothing else in the kernel has: the stem itself, when it is free."""
+        n = self._names.get(stem, 0)
+        self._names[stem] = n + 1
+        return f"{stem}{n}" if n else stem
+
+    def let(self, stem: str, x: Whole) -> Whole:
+        """`x` worked out once at the head; a number or a variable stays what it is."""
+        if isinstance(x, Int | IntVar):
+            return x
+        if x not in self._lets:
+            self._lets[x] = IntVar(self.fresh(stem))
+            self.head.append(LetInt(self._lets[x].name, x))
+        return self._lets[x]
+
+    def cannot(self, what: str) -> PlanError:
+        return PlanError(f"{self.launch.name}: {what}")
+
+    # ------------------------------------------------------------ agents
+    def warps(self) -> int:
+        """Warps of a block: the iterations of its loops over warps."""
+        return prod(self.plan.count(self.nest, i) for i, x in enumerate(self.nest) if x.level == "warp")
+
+    def lane(self) -> Whole:
+        return self.let("lane", bits(THREAD, WARP - 1))
+
+    def warp(self) -> Whole:
+        return self.let("warp", shifted(THREAD, 5)) if self.threads > WARP else Int(0)
+
+    def warp_offset(self, axis: str) -> Whole:
+        """Where this thread's warp begins along an axis, inside the piece that the block's warps share."""
+        left, out = self.warp(), []
+        for i in reversed(range(len(self.nest))):
+            x = self.nest[i]
+            if x.level != "warp":
+                continue
+            n = self.plan.count(self.nest, i)
+            self._divides(x, self.plan.extent(self.nest[:i], x.axis))
+            outermost = all(
+                y.level != "warp" or self.plan.count(self.nest, j) == 1 for j, y in enumerate(self.nest[:i])
+            )
+            if x.axis == axis and n > 1:
+                out.append(times(left if outermost else rest(left, Int(n)), Int(x.step)))
+            left = over(left, Int(n))
+        return self.let(f"warp_{axis}", plus(*reversed(out)))
+
+    # ------------------------------------------------------------ pieces
+    def begin(self) -> Whole:
+        """Block loops become positions, in `scope`. Returns how many blocks the launch has."""
+        t, p = self.launch.tile, self.plan.program
+        dims = dict(p.dims)
+        self.scope = {a: Piece(Int(0), upper(d), length_of(d), isinstance(d, int)) for a, d in p.dims}
+        loops = t.nest[: t.n_block_loops]
+        counts: list[Whole] = []
+        for i, x in enumerate(loops):
+            seen = any(y.axis == x.axis for y in loops[:i])
+            counts.append(Int(self.plan.count(t.nest, i)) if seen else pieces(length_of(dims[x.axis]), x.step))
+        for i, (x, index) in enumerate(zip(loops, self._decode(counts), strict=True)):
+            outer, first = self.scope[x.axis], all(y.axis != x.axis for y in loops[:i])
+            if not first:
+                self._divides(x, outer.size)
+            index = self.part_index[x.axis] = self.let(f"{x.axis}_block", index)
+            lo = self.let(f"{x.axis}_lo", plus(outer.lo, times(index, Int(x.step))))
+            full = multiple(dims[x.axis]) % x.step == 0 and (first or outer.full)
+            self.scope[x.axis] = Piece(lo, x.step, outer.end, full)
+        total: Whole = Int(1)
+        for n in counts:
+            total = times(total, n)
+        return total
+
+    def _decode(self, counts: list[Whole]) -> list[Whole]:
+        """The block's number along each loop; the last loop moves fastest."""
+        left: Whole = BLOCK
+        out: list[Whole] = []
+        for n in reversed(counts):
+            last = len(out) + 1 == len(counts)
+            out.insert(0, left if last else Int(0) if n == Int(1) else rest(left, n))
+            left = over(left, n)
+        return out
+
+    def _divides(self, x: Loop, size: int) -> None:
+        if size % x.step:
+            raise self.cannot(
+                f"pieces of {x.step} along {x.axis} do not fill the {size} around them: a GPU needs a divisor"
+            )
+
+    def inside(self, at: int, lo: Whole) -> Piece:
+        """The piece of a loop in time that begins at `lo`."""
+        x = self.nest[at]
+        outer, dim = self.scope[x.axis], self.plan.program.dim(x.axis)
+        if any(y.axis == x.axis for y in self.nest[:at]):
+            self._divides(x, outer.size)
+        return Piece(lo, x.step, outer.end, multiple(dim) % x.step == 0)
+
+    def granule(self, axis: str, item: int) -> int:
+        """Bytes of the widest transfer along a value's contiguous axis that every row and every piece allows: 16, 8, ..."""
+        dim = self.plan.program.dim(axis)
+        steps = [x.step for x in self.nest if x.axis == axis and x.level in ("grid", "serial")]
+        return gcd(16, item * gcd(multiple(dim), *steps))
+
+    # ------------------------------------------------------------ rings
+    def place_rings(self) -> None:
+        """Slots of every channel get their place in shared memory, the strictest alignment first."""
+        t, p = self.launch.tile, self.plan.program
+        turns: dict[tuple[int, int], Turn] = {}
+        layouts = {c.value: self._layout(c) for c in t.channels}
+        for c in sorted(t.channels, key=lambda c: -layouts[c.value].align):
+            layout = layouts[c.value]
+            key = (c.at, c.depth)
+            if key not in turns:
+                turns[key] = Turn(IntVar(self.fresh("slot")), IntVar(self.fresh("phase")), c.depth)
+            stride = _aligned(layout.bytes, layout.align)
+            base = _aligned(self.smem_bytes, layout.align)
+            self.smem_bytes = base + c.depth * stride
+            rows, columns = p.value(c.value).axes
+            self.rings[c.value] = Ring(c, layout, rows, columns, base, stride, turns[key])
+
+    def _layout(self, c: Channel) -> Slot:
+        v = self.plan.program.value(c.value)
+        if len(v.axes) != 2:
+            raise self.cannot(f"{c.value} has {len(v.axes)} axes, a GPU stages blocks of 2")
+        around = self.nest[: c.at + 1]
+        rows, columns = (self.plan.extent(around, a) for a in v.axes)
+        share = min(
+            columns, self.plan.extent(self.nest, v.axes[1])
+        )  # of a warp; one of a power of two may end inside a panel
+        return slot(rows, columns, size_bytes(v.dtype), share if share & (share - 1) else columns, c.layout)
+
+    def allocate(self, n_bytes: int, align: int = 16) -> int:
+        """A further piece of shared memory: its first byte."""
+        base = _aligned(self.smem_bytes, align)
+        self.smem_bytes = base + n_bytes
+        return base
+
+
+def _aligned(n: int, to: int) -> int:
+    return -(-n // to) * to

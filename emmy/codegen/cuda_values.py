@@ -1,0 +1,288 @@
+"""Finished elements on a GPU: a stage's body on short vectors, loads and stores around it. Knows loops only as positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+
+from emmy.codegen.cpu_fold import parts_name
+from emmy.codegen.cpu_scope import length_of
+from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_vector import function, load, named, store
+from emmy.codegen.kernel import (
+    Call,
+    Int,
+    IntVar,
+    Load,
+    Num,
+    Number,
+    Ramp,
+    Store,
+    Whole,
+    below,
+    both,
+    plus,
+    product,
+    times,
+)
+from emmy.codegen.kernel_gpu import For, Ref, Regs, Stmt, counter, unrolled
+from emmy.codegen.steps import Close, Compute, StoreState
+from emmy.codegen.steps import Store as StoreStep
+from emmy.errors import PlanError
+from emmy.ir.dtype import size_bytes
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read
+from emmy.ir.expr import walk as walk_expr
+from emmy.ir.program import Stage
+
+Done = Close | Compute | StoreStep | StoreState
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the elements of a block are dealt to threads: vectors of `width` along the last axis, in two nested loops.
+
+    columns, rows: loops (variable, count); positions along `axes` are expressions in their variables. The last axis'
+    position depends on `columns` alone, unless `columns` is empty.
+    """
+
+    axes: tuple[str, ...]
+    columns: tuple[tuple[str, int], ...]
+    rows: tuple[tuple[str, int], ...]
+    spot: Mapping[str, Whole]
+    width: int
+    exists: Whole  # whether a vector that the loops reach belongs to the block at all
+
+    def narrowed(self, width: int) -> Spread:
+        """The same elements in shorter vectors."""
+        if width == self.width:
+            return self
+        part = IntVar("part")
+        spot = {**self.spot, self.axes[-1]: plus(self.spot[self.axes[-1]], times(part, Int(width)))}
+        loop = ("part", self.width // width)
+        if self.columns:
+            return Spread(self.axes, (*self.columns, loop), self.rows, spot, width, self.exists)
+        return Spread(self.axes, (), (*self.rows, loop), spot, width, self.exists)
+
+
+States = Callable[[Walk, Spread], tuple[tuple[Stmt, ...], Mapping[str, str]]]
+
+
+@dataclass(slots=True)
+class Chain:
+    """What becomes of each element of a block, in order, while it is in registers."""
+
+    w: Walk
+    steps: tuple[Done, ...]
+    held: dict[str, Ref] = field(default_factory=dict)  # value -> registers that hold a vector of it
+
+    def width(self, axes: tuple[str, ...], natural: int) -> int:
+        """The widest vector that every load and store of the chain allows."""
+        p, out = self.w.plan.program, natural
+        for name, index in self._touched():
+            if axes and axes[-1] in index:
+                if index[-1] != axes[-1]:
+                    return 1
+                item = size_bytes(p.value(name).dtype)
+                out = gcd(out, self.w.granule(axes[-1], item) // item)
+        return out
+
+    def _touched(self) -> list[tuple[str, tuple[str, ...]]]:
+        """(value, its axes in memory) of everything read from memory or stored."""
+        p, made = self.w.plan.program, {s.stage for s in self.steps if isinstance(s, Close | Compute)}
+        out = []
+        for s in self.steps:
+            stage = p.stage(s.stage)
+            if isinstance(s, StoreStep | StoreState):
+                out.append((stage.out, stage.axes))
+            elif isinstance(s, Compute):
+                reads = (r.value for r in walk_expr(stage.body) if isinstance(r, Read) and r.value not in made)
+                out += [(v, p.value(v).axes) for v in reads]
+        return out
+
+    def emit(
+        self, spread: Spread, sums: Mapping[str, Ref] | None = None, fold: States | None = None
+    ) -> tuple[Stmt, ...]:
+        """The loops over a block's vectors. `sums`: where a vector of each folded component begins; or `fold` makes them."""
+        width, natural = self.width(spread.axes, spread.width), spread.width
+        spread = spread.narrowed(width)
+        if sums and width != natural:
+            sums = {c: Ref(x.view, plus(x.at, times(IntVar("part"), Int(width)))) for c, x in sums.items()}
+        outer = self._loads(spread, spread.axes[-1:]) if spread.columns else ()
+        inner = self._loads(spread, None)
+        body: tuple[Stmt, ...] = ()
+        if fold is not None:
+            body, made = fold(self.w, spread)
+            sums = {c: Ref(name, Int(0)) for c, name in made.items()}
+        body += (*inner, *self._steps(spread, sums or {}))
+        inside_rows, inside_columns = self._exists(spread)
+        body = only(both(spread.exists, inside_rows), body)
+        for var, count in reversed(spread.rows):
+            body = unrolled(var, count, body)
+        body = only(inside_columns, (*outer, *body))
+        for var, count in reversed(spread.columns):
+            body = unrolled(var, count, body)
+        return body
+
+    def _exists(self, spread: Spread) -> tuple[Whole, Whole]:
+        """(whether the rows exist, whether the columns do); all in the first when columns have no loop of their own."""
+        rows: Whole = Int(1)
+        columns: Whole = Int(1)
+        for a in spread.axes:
+            piece = self.w.scope[a]
+            if piece.full:
+                continue
+            here = below(spread.spot[a], piece.end)
+            if a == spread.axes[-1] and spread.columns:
+                columns = both(columns, here)
+            else:
+                rows = both(rows, here)
+        return rows, columns
+
+    # ------------------------------------------------------------ loads
+    def _loads(self, spread: Spread, only_axes: tuple[str, ...] | None) -> tuple[Stmt, ...]:
+        """Loads of what the bodies read from memory and is not held yet: of values over `only_axes`, or all."""
+        p, out = self.w.plan.program, list[Stmt]()
+        made = {s.stage for s in self.steps if isinstance(s, Close | Compute)}
+        for s in self.steps:
+            if not isinstance(s, Compute):
+                continue
+            for r in walk_expr(p.stage(s.stage).body):
+                if not isinstance(r, Read) or r.value in made or r.value in self.held:
+                    continue
+                if only_axes is not None and not set(r.index) <= set(only_axes):
+                    continue
+                out += self._load(r, spread)
+        return tuple(out)
+
+    def _load(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
+        w, v = self.w, self.w.plan.program.value(r.value)
+        launches = w.plan.launches
+        earlier = (k.stage for la in launches[: launches.index(w.launch)] for k in la.tile.works)
+        if not w.plan.program.is_input(r.value) and r.value not in earlier:
+            raise w.cannot(f"{r.value} is read where it is not complete: cut before it")
+        missing = [a for a in v.axes if a not in spread.spot]
+        if missing:
+            raise w.cannot(f"{r.value} has axes {', '.join(missing)}, which the elements made here do not have")
+        n = spread.width if v.axes and spread.axes and v.axes[-1] == spread.axes[-1] else 1
+        name = w.fresh(f"{r.value}_here")
+        self.held[r.value] = Ref(name, Int(0))
+        at = index_of(w, v.axes, spread.spot)
+        how = "ldg_nc" if w.plan.program.is_input(r.value) else "ldg"
+        return Regs(name, "f32", n), *load(w, Ref(name, Int(0)), v.dtype, n, Ref(r.value, at), how)
+
+    # ------------------------------------------------------------ elements
+    def _steps(self, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
+        p, out = self.w.plan.program, list[Stmt]()
+        for s in self.steps:
+            stage = p.stage(s.stage)
+            match s:
+                case Close():
+                    assert stage.monoid is not None
+                    out += self._make(stage, stage.monoid.finish, spread, sums)
+                case Compute():
+                    out += self._make(stage, stage.body, spread, {})
+                case StoreStep():
+                    at = index_of(self.w, stage.axes, spread.spot)
+                    out += store(self.w, Ref(stage.out, at), stage.dtype, spread.width, self.held[stage.out])
+                case StoreState():
+                    assert stage.monoid is not None
+                    for c, axes in stage.monoid.components(stage):
+                        at = plus(part_start(self.w, stage, axes), index_of(self.w, axes, spread.spot))
+                        out += store(self.w, Ref(parts_name(stage.out, c), at), "f32", spread.width, sums[c])
+        return tuple(out)
+
+    def _make(self, stage: Stage, e: Expr, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
+        """A vector of the stage's value in registers of its own; no new ones when it is a sum as it stands."""
+        if isinstance(e, Axis) and e.name in sums:
+            self.held[stage.out] = sums[e.name]
+            return ()
+        name, i = self.w.fresh(f"{stage.out}_here"), counter("e", spread.width)
+        lets: list[Stmt] = []
+        element = Store(name, i, self._number(e, i, spread, sums, named(self.w, lets)))
+        self.held[stage.out] = Ref(name, Int(0))
+        return Regs(name, "f32", spread.width), *unrolled("e", spread.width, (*lets, element))
+
+    def _number(
+        self, e: Expr, i: Whole, spread: Spread, sums: Mapping[str, Ref], name_it: Callable[[Number], Number]
+    ) -> Number:
+        match e:
+            case Const(v):
+                return Num(v)
+            case Axis(name):
+                if name in sums:
+                    return Load(sums[name].view, plus(sums[name].at, i))
+                moved = plus(spread.spot[name], i) if name == spread.axes[-1] else spread.spot[name]
+                return Ramp(moved)
+            case Read(value):
+                axes = self.w.plan.program.value(value).axes
+                vector = bool(axes) and bool(spread.axes) and axes[-1] == spread.axes[-1]
+                held = self.held[value]
+                return Load(held.view, plus(held.at, i) if vector else held.at)
+            case Apply(fn, args):
+                return function(fn, tuple(self._number(a, i, spread, sums, name_it) for a in args), name_it)
+
+
+def index_of(w: Walk, axes: tuple[str, ...], spot: Mapping[str, Whole]) -> Whole:
+    """Index of an element of a row-major value."""
+    sizes = [length_of(w.plan.program.dim(a)) for a in axes]
+    terms = [times(spot[a], product(tuple(sizes[i + 1 :]))) for i, a in enumerate(axes)]
+    return plus(*terms)
+
+
+# ---------------------------------------------------------------- workspaces
+def part_start(w: Walk, stage: Stage, axes: tuple[str, ...], part: Whole | None = None) -> Whole:
+    """Index of the first element of a part of a component: the part that this block leaves, or the one given."""
+    sizes = tuple(length_of(w.plan.program.dim(a)) for a in axes)
+    if part is None:
+        space = w.plan.workspace(stage.out)
+        assert space is not None
+        part = w.part_index[space.axis]
+    return times(part, product(sizes))
+
+
+def fold_parts(stage: Stage, parts: int) -> States:
+    """A vector of each component folded over all parts of the workspace, in order."""
+    m = stage.monoid
+    assert m is not None
+
+    def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
+        names = {c: w.fresh(f"{stage.out}_{c}") for c, _ in m.state}
+        news = {c: w.fresh(f"{stage.out}_{c}_part") for c, _ in m.state}
+        e, part = counter("e", spread.width), IntVar("part_no")
+        out: list[Stmt] = []
+        for (c, _), identity in zip(m.state, m.identity, strict=True):
+            out.append(Regs(names[c], "f32", spread.width))
+            out += unrolled("e", spread.width, (Store(names[c], e, Num(identity)),))
+        body: list[Stmt] = []
+        for c, axes in m.components(stage):
+            at = plus(part_start(w, stage, axes, part), index_of(w, axes, spread.spot))
+            start = Ref(parts_name(stage.out, c), at)
+            body += [
+                Regs(news[c], "f32", spread.width),
+                *load(w, Ref(news[c], Int(0)), "f32", spread.width, start, "ldg"),
+            ]
+        states: dict[str, Number] = {f"a_{c}": Load(names[c], e) for c in names}
+        states.update({f"b_{c}": Load(news[c], e) for c in names})
+        if len(m.state) != 1:
+            raise PlanError(f"{stage.out}: a GPU folds parts of one component, {m.name} has {len(m.state)}")
+        changed = tuple(
+            Store(names[c], e, _over_states(x, states)) for (c, _), x in zip(m.state, m.combine, strict=True)
+        )
+        body += unrolled("e", spread.width, changed)
+        return (*out, For(part.name, Int(0), Int(parts), 1, tuple(body))), names
+
+    return make
+
+
+def _over_states(e: Expr, names: Mapping[str, Number]) -> Number:
+    match e:
+        case Const(v):
+            return Num(v)
+        case Axis(name):
+            return names[name]
+        case Apply(fn, args):
+            return Call(fn, tuple(_over_states(a, names) for a in args))
+        case Read(value):
+            raise PlanError(f"a monoid's expression reads the value {value}")

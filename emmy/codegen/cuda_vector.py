@@ -1,0 +1,106 @@
+"""Short vectors of elements between memory and f32 registers, and functions of numbers in instructions. Knows no loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import e, log2, pi, sqrt
+
+from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.kernel import Call, Int, Let, Load, Num, Number, Store, Var, plus, times
+from emmy.codegen.kernel_gpu import Do, Ref, Regs, Stmt, counter, unrolled
+from emmy.ir.dtype import DType, size_bytes
+
+WIDEST = 16  # bytes of one load or store
+
+
+def load(w: Walk, to: Ref, dtype: DType, n: int, source: Ref, how: str) -> tuple[Stmt, ...]:
+    """n elements from `source` on to f32 registers. how: ldg, ldg_nc (memory that no one writes meanwhile), lds."""
+    space, _, cache = how.partition("_")
+    item, out = size_bytes(dtype), list[Stmt]()
+    wide = min(n, WIDEST // item)
+    for first in range(0, n, wide):
+        words = w.fresh("words")
+        suffix = f"_{cache}" if cache else ""
+        there = Ref(source.view, plus(source.at, Int(first * (item if space == "lds" else 1))))
+        here = plus(to.at, Int(first))
+        out += [_words(words, wide * item), Do(f"emmy_{space}_b{8 * wide * item}{suffix}", (Ref(words, Int(0)), there))]
+        if dtype == "f32":
+            i = counter("u", wide)
+            out += unrolled("u", wide, (Store(to.view, plus(here, i), Call("as_f32", (Load(words, i),))),))
+        elif wide == 1:
+            out.append(Store(to.view, here, Call(f"from_{dtype}", (Load(words, Int(0)),))))
+        else:
+            i = counter("u", wide // 2)
+            pair = Do(f"emmy_unpack_{dtype}", (Ref(to.view, plus(here, times(i, Int(2)))), Load(words, i)))
+            out += unrolled("u", wide // 2, (pair,))
+    return tuple(out)
+
+
+def store(w: Walk, to: Ref, dtype: DType, n: int, x: Ref) -> tuple[Stmt, ...]:
+    """n numbers from f32 registers, rounded to `dtype`, to global memory."""
+    item, out = size_bytes(dtype), list[Stmt]()
+    wide = min(n, WIDEST // item)
+    for first in range(0, n, wide):
+        words = w.fresh("words")
+        here = plus(x.at, Int(first))
+        out.append(_words(words, wide * item))
+        if dtype == "f32":
+            i = counter("u", wide)
+            out += unrolled("u", wide, (Store(words, i, Call("as_b32", (Load(x.view, plus(here, i)),))),))
+        elif wide == 1:
+            out.append(Store(words, Int(0), Call(f"to_{dtype}", (Load(x.view, here),))))
+        else:
+            i = counter("u", wide // 2)
+            two = [Load(x.view, plus(here, times(i, Int(2)), Int(k))) for k in (0, 1)]
+            out += unrolled("u", wide // 2, (Store(words, i, Call(f"pack_{dtype}", tuple(two))),))
+        there = Ref(to.view, plus(to.at, Int(first)))
+        out.append(Do(f"emmy_stg_b{8 * wide * item}", (there, Ref(words, Int(0)))))
+    return tuple(out)
+
+
+def _words(name: str, n_bytes: int) -> Regs:
+    return Regs(name, "b16", 1) if n_bytes == 2 else Regs(name, "b32", n_bytes // 4)
+
+
+# ---------------------------------------------------------------- functions
+def function(fn: str, args: tuple[Number, ...], name: Callable[[Number], Number]) -> Number:
+    """fn(args) in what a GPU has: 2^x, reciprocals and arithmetic. `name` gives a number that is used twice a variable.
+
+    sigmoid(y) = 1 / (1 + 2^(-y log2 e)); silu(x) = x sigmoid(x); gelu_tanh(x) = x sigmoid(2 u), because
+    (1 + tanh(u)) / 2 = sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+    """
+    match fn:
+        case "exp":
+            return Call("exp2", (_mul(args[0], Num(log2(e))),))
+        case "silu":
+            x = name(args[0])
+            return _mul(x, _sigmoid(x, 1.0))
+        case "gelu_tanh":
+            x = name(args[0])
+            u = _mul(x, Call("fma", (_mul(x, x), Num(0.044715), Num(1.0))))
+            return _mul(x, _sigmoid(u, 2 * sqrt(2 / pi)))
+        case "tanh":
+            return Call("fma", (_sigmoid(args[0], 2.0), Num(2.0), Num(-1.0)))
+        case _:
+            return Call(fn, args)
+
+
+def _mul(a: Number, b: Number) -> Number:
+    return Call("mul", (a, b))
+
+
+def _sigmoid(x: Number, scale: float) -> Number:
+    return Call("rcp", (Call("add", (Num(1.0), Call("exp2", (_mul(x, Num(-scale * log2(e))),)))),))
+
+
+def named(w: Walk, out: list[Stmt]) -> Callable[[Number], Number]:
+    """What gives a number a variable, declared in `out`."""
+
+    def name(x: Number) -> Number:
+        if isinstance(x, Var | Num):
+            return x
+        let = Let(w.fresh("x"), x)
+        out.append(let)
+        return Var(let.name)
+
+    return name

@@ -1,0 +1,248 @@
+"""Kernel IR of GPUs: what one thread of a block does, in the whole numbers and f32 numbers of `kernel`.
+
+A thread has arrays of registers (indexed by constants once loops are unrolled), pointers into buffers, and the block's
+shared memory, addressed in bytes. Whatever is not arithmetic is `Do`: a helper by name, with its arguments.
+`emmy.codegen.cuda` prints a kernel as CUDA C++, statement by statement. Knows no plan, no schedule and no target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from emmy.codegen.kernel import (
+    Buffer,
+    Call,
+    Int,
+    IntOp,
+    IntVar,
+    LaneSum,
+    Let,
+    LetInt,
+    Load,
+    Num,
+    Number,
+    Ramp,
+    Set,
+    Splat,
+    Store,
+    Var,
+    View,
+    Whole,
+    show_int,
+)
+
+SMEM = "smem"  # the block's shared memory; positions in it are bytes
+THREAD = IntVar("thread")  # its number in the block
+BLOCK = IntVar("block")  # its number in the launch
+UNROLL = -1  # For.unroll: write out every iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The address of element `at` of a view, of a register array, or of byte `at` of shared memory."""
+
+    view: str
+    at: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class MapRef:
+    """The address of a tensor map that the launch was given."""
+
+    name: str
+
+
+Arg = Ref | MapRef | Whole | Number
+
+
+@dataclass(frozen=True, slots=True)
+class Regs:
+    """A new array of registers, holding nothing: f32 numbers, or raw words (of two 16-bit elements, or of one)."""
+
+    name: str
+    kind: Literal["f32", "b32", "b16"]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetInt:
+    name: str
+    value: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """A helper does something; constants that it needs at compile time stand in its name: `emmy_cp_async_wait<1>`."""
+
+    helper: str
+    args: tuple[Arg, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """Walk var from lo while it is below hi; `unroll` iterations are written out, all of them when UNROLL."""
+
+    var: str
+    lo: Whole
+    hi: Whole
+    step: int
+    body: tuple[Stmt, ...]
+    unroll: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    cond: Whole
+    then: tuple[Stmt, ...]
+
+
+Stmt = LetInt | SetInt | Let | Set | View | Store | Regs | Do | For | If
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A parameter that tells the copy engine a matrix: rows of `value`, boxes of rows x columns, zeros outside.
+
+    swizzle: how many bits of the row are XORed into the 16-byte chunk's number (0 none, 1 to 3: 32, 64, 128 bytes).
+    """
+
+    name: str
+    value: str
+    rows: Whole
+    columns: Whole
+    box_rows: int
+    box_columns: int
+    swizzle: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKernel:
+    """One launch of `blocks` x `threads`. Its parameters: tensor maps, then buffers, then sizes of symbols (32-bit)."""
+
+    name: str
+    maps: tuple[TensorMap, ...]
+    buffers: tuple[Buffer, ...]
+    syms: tuple[str, ...]
+    blocks: Whole
+    threads: int
+    min_blocks: int  # per multiprocessor, for the compiler's choice of registers
+    smem_bytes: int
+    body: tuple[Stmt, ...]
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement, outer before inner."""
+    for s in body:
+        yield s
+        if isinstance(s, For):
+            yield from walk(s.body)
+        elif isinstance(s, If):
+            yield from walk(s.then)
+
+
+# ---------------------------------------------------------------- small makers
+def bits(a: Whole, mask: int) -> Whole:
+    """a & mask."""
+    return Int(a.value & mask) if isinstance(a, Int) else IntOp("&", a, Int(mask))
+
+
+def shifted(a: Whole, by: int) -> Whole:
+    """a >> by."""
+    return Int(a.value >> by) if isinstance(a, Int) else a if by == 0 else IntOp(">>", a, Int(by))
+
+
+def flipped(a: Whole, b: Whole) -> Whole:
+    """a ^ b."""
+    if isinstance(a, Int) and isinstance(b, Int):
+        return Int(a.value ^ b.value)
+    if b == Int(0):
+        return a
+    return b if a == Int(0) else IntOp("^", a, b)
+
+
+def counter(var: str, count: int) -> Whole:
+    """The variable of `unrolled(var, count, ...)` as its body sees it: 0 when there is but one iteration."""
+    return IntVar(var) if count > 1 else Int(0)
+
+
+def unrolled(var: str, count: int, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """`count` iterations written out by the compiler; the body alone when there is one."""
+    if count <= 1:
+        return body if count else ()
+    return (For(var, Int(0), Int(count), 1, body, UNROLL),) if body else ()
+
+
+# ---------------------------------------------------------------- printer
+def show_number(x: Number) -> str:
+    """The number as text."""
+    match x:
+        case Num(v):
+            return f"{v:g}"
+        case Var(name):
+            return name
+        case Load(view, at):
+            return f"{view}[{show_int(at)}]"
+        case Call(fn, args):
+            return f"{fn}({', '.join(show_number(a) for a in args)})"
+        case Ramp(start):
+            return f"number({show_int(start)})"
+        case Splat() | LaneSum():
+            raise AssertionError("a GPU thread has no vectors of numbers")
+
+
+def _show_arg(x: Arg) -> str:
+    match x:
+        case Ref(view, at):
+            return f"&{view}[{show_int(at)}]"
+        case MapRef(name):
+            return f"&{name}"
+        case Int() | IntVar() | IntOp():
+            return show_int(x)
+        case _:
+            return show_number(x)
+
+
+def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:
+    out: list[str] = []
+    for s in body:
+        match s:
+            case LetInt(name, whole):
+                out.append(f"{pad}int {name} = {show_int(whole)}")
+            case SetInt(name, whole):
+                out.append(f"{pad}{name} = {show_int(whole)}")
+            case Let(name, x):
+                out.append(f"{pad}f32 {name} = {show_number(x)}")
+            case Set(name, x):
+                out.append(f"{pad}{name} = {show_number(x)}")
+            case View(name, of, at):
+                out.append(f"{pad}view {name} = {of} + {show_int(at)}")
+            case Store(view, at, x):
+                out.append(f"{pad}{view}[{show_int(at)}] = {show_number(x)}")
+            case Regs(name, kind, count):
+                out.append(f"{pad}registers {name} {kind}[{count}]")
+            case Do(helper, args):
+                out.append(f"{pad}{helper}({', '.join(_show_arg(a) for a in args)})")
+            case For(var, lo, hi, step, inner, unroll):
+                by = f" step {step}" if step != 1 else ""
+                how = "  # unrolled" if unroll == UNROLL else f"  # unrolled by {unroll}" if unroll > 1 else ""
+                out += [f"{pad}for {var} = {show_int(lo)} .. {show_int(hi)}{by}:{how}", *_show(inner, pad + "  ")]
+            case If(cond, then):
+                out += [f"{pad}if {show_int(cond)}:", *_show(then, pad + "  ")]
+    return out
+
+
+def show(k: GpuKernel) -> str:
+    """The kernel as indented text, one statement a line."""
+    params = [m.name for m in k.maps] + [b.name for b in k.buffers] + list(k.syms)
+    shape = f"{show_int(k.blocks)} blocks of {k.threads} threads, {k.smem_bytes} bytes of shared memory"
+    out = [f"kernel {k.name}({', '.join(params)})  # {shape}"]
+    for m in k.maps:
+        size = f"[{show_int(m.rows)},{show_int(m.columns)}]"
+        out.append(f"  map {m.name} of {m.value}{size}, boxes [{m.box_rows},{m.box_columns}], swizzle {m.swizzle}")
+    out += [f"  {b.role} {b.name} {b.dtype}[{show_int(b.elements)}]" for b in k.buffers]
+    return "\n".join(out + _show(k.body, "  "))
