@@ -1,0 +1,356 @@
+"""Derived synchronisation: what each kind of channel gets, and that every damage to it is noticed by execution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from emmy.codegen.execute import execute
+from emmy.codegen.lower import complete, lower
+from emmy.codegen.steps import (
+    Advance,
+    BarArrive,
+    Barrier,
+    BarWait,
+    BlockSync,
+    Commit,
+    Compute,
+    Copy,
+    For,
+    Outline,
+    Step,
+    TurnPass,
+    TurnWait,
+    WaitGroup,
+)
+from emmy.errors import PlanError
+from emmy.ir import interpret
+from emmy.ir.moves.base import put
+from emmy.ir.ops import matmul
+from emmy.ir.plan import Plan
+from emmy.ir.program import Program
+from emmy.ir.schedule import replay
+from emmy.ir.target import load_target
+from emmy.testing.five_plans import FIVE_PLANS, attention
+from emmy.testing.move_contract import random_inputs
+
+SMALL = matmul(50, 35, 75, "f16", "nk").program()
+TILES = "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,16)"
+WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
+
+# name -> (program, target, schedule): the five plans, and a plan for every other way to fill a ring
+PLANS: dict[str, tuple[Program, str, str]] = {e.name: (e.program, e.target, e.schedule) for e in FIVE_PLANS}
+PLANS["pingpong"] = (SMALL, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,3) {WARP_SPECIAL} k0/pingpong()")
+PLANS["attention"] = (
+    attention(2, 8, 24, 4),
+    "h200",
+    "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,4) k0/split(k,serial,3) k0/stage(Q,tma,1) "
+    "k0/stage(K,tma,2) k0/stage(V,tma,2) k0/specialize(1,40,232) k0/persist(2)",
+)
+PLANS |= {
+    "cooperative": (
+        SMALL,
+        "h200",
+        f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/split(m,warpgroup,16) {WARP_SPECIAL}",
+    ),
+    "tma without roles": (SMALL, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/persist(1)"),
+    "tma one slot": (SMALL, "h200", f"{TILES} k0/stage(A,tma,1) k0/stage(B,tma,1) k0/persist(1)"),
+    "cp_async": (SMALL, "rtx4090", f"{TILES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) k0/persist(1)"),
+    "cp_async beside ldg": (SMALL, "rtx4090", f"{TILES} k0/stage(A,cp_async,3) k0/stage(B,ldg,1) k0/persist(1)"),
+    "ldg one slot": (SMALL, "rtx4090", f"{TILES} k0/stage(A,ldg,1) k0/stage(B,ldg,1) k0/persist(1)"),
+    "ring in ring": (
+        SMALL,
+        "rtx4090",
+        f"{TILES} k0/split(m,serial,16) k0/split(k,serial,4) k0/stage(B,cp_async,3) k0/stage(A,cp_async,2) k0/persist(1)",
+    ),
+    "ping-pong over a ragged loop": (
+        SMALL,
+        "h200",
+        f"{TILES} k0/split(k,serial,6) k0/stage(A,tma,3) k0/stage(B,tma,3) {WARP_SPECIAL} k0/pingpong()",
+    ),
+    "ping-pong filled once a tile": (
+        SMALL,
+        "h200",
+        f"k0/split(m,grid,16) k0/split(n,grid,16) k0/stage(A,tma,1) k0/stage(B,tma,1) {WARP_SPECIAL} k0/pingpong()",
+    ),
+}
+
+
+@cache
+def plan(name: str) -> Plan:
+    program, target, schedule = PLANS[name]
+    return replay(program, schedule, load_target(target))
+
+
+def outline(name: str, launch: str = "k0") -> Outline:
+    return next(o for o in lower(plan(name)) if o.launch.name == launch)
+
+
+def all_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
+    for s in steps:
+        yield s
+        if isinstance(s, For):
+            yield from all_steps(s.body)
+
+
+# ---------------------------------------------------------------- what is derived
+def test_a_cpu_panel_needs_no_synchronisation():
+    o = outline("cpu_packed")
+    kinds = {type(s) for r in o.roles for s in all_steps(r.steps)}
+    assert not o.barriers and not kinds & {BarWait, BarArrive, BlockSync, Commit, WaitGroup, TurnWait}
+
+
+def test_a_deep_cp_async_ring_waits_for_depth_less_two_groups_and_meets_once():
+    (role,) = outline("cp_async").roles
+    assert [s for s in role.steps if isinstance(s, Copy | Commit)] == [
+        Copy("A", 0), Copy("B", 0), Commit(), Copy("A", 1), Copy("B", 1), Commit(),
+    ]  # fmt: skip
+    (ring,) = (s for s in role.steps if isinstance(s, For))
+    assert ring.body == (
+        WaitGroup(1), BlockSync(), Copy("A", 2), Copy("B", 2), Commit(), Compute("C"), Advance(("A", "B")),
+    )  # fmt: skip
+
+
+def test_one_slot_waits_for_everything_and_meets_twice():
+    (role,) = outline("ldg one slot").roles
+    (ring,) = (s for s in role.steps if isinstance(s, For))
+    assert ring.body == (
+        Copy("A", 0), Copy("B", 0), Commit(), WaitGroup(0), BlockSync(), Compute("C"), BlockSync(), Advance(("A", "B")),
+    )  # fmt: skip
+
+
+def test_a_producer_and_consumers_share_a_full_and_an_empty_barrier_a_slot():
+    assert outline("cooperative").barriers == (
+        Barrier("full_A", 3, 1, 2 * 32 * 16, (0, 0, 0)),
+        Barrier("empty_A", 3, 2, 0, (1, 1, 1)),
+        Barrier("full_B", 2, 1, 2 * 32 * 16, (0, 0)),
+        Barrier("empty_B", 2, 2, 0, (1, 1)),
+    )
+
+
+def test_a_dealt_ring_is_emptied_by_one_warpgroup_and_its_roles_take_turns():
+    o = outline("pingpong")
+    counts = {b.name: (b.slots, b.count, b.first_parity) for b in o.barriers}
+    assert counts["empty_A"] == (3, 1, (1, 1, 1)) and counts["turn"] == (2, 1, (1, 0))
+    for i, role in enumerate(o.roles[1:]):
+        turns = [s for s in role.steps if isinstance(s, TurnWait | TurnPass)]
+        assert turns == [TurnWait(i), TurnPass(1 - i)]
+
+
+@pytest.mark.parametrize("name", ["pingpong", "ping-pong over a ragged loop", "ping-pong filled once a tile"])
+def test_a_dealt_role_waits_for_fills_only_while_it_has_the_turn_and_takes_it_once_a_tile(name: str):
+    for role in outline(name).roles[1:]:
+        kinds = [type(s) for s in all_steps(role.steps)]
+        assert kinds.count(TurnWait) == kinds.count(TurnPass) == 1
+        waits = [i for i, k in enumerate(kinds) if k is BarWait]
+        assert kinds.index(TurnWait) < min(waits) and max(waits) < kinds.index(TurnPass)
+
+
+def test_a_ring_turns_only_in_the_loops_of_works_that_read_its_value():
+    program = matmul(40, 24, 32, epilogue=("bias",)).program()
+    text = "k0/split(k,serial,16) k0/split(m,serial,8) k0/stage(A,pack,1)"
+    (o,) = lower(replay(program, text, load_target("cpu")))
+    loops = [s for s in o.roles[0].steps if isinstance(s, For)]
+    assert [[s for s in all_steps(x.body) if isinstance(s, Copy)] for x in loops] == [[Copy("A", 0)], []]
+
+
+def test_a_plan_whose_warpgroups_do_not_match_its_loops_is_not_complete():
+    program = matmul(64, 64, 64, "f16", "nk").program()
+    head = "k0/split(m,grid,32) k0/split(k,serial,16) k0/stage(A,tma,2)"
+    for tail, reason in (
+        ("k0/specialize(2,40,232)", "role consumer has 2 warpgroups, its nest divides work among 1"),
+        ("k0/specialize(2,40,232) k0/persist(2) k0/pingpong() k0/split(m,warpgroup,16)", "a dealt role works alone"),
+    ):
+        unfinished = replay(program, f"{head} {tail}", load_target("h200"))
+        assert reason in (complete(unfinished) or "")
+        with pytest.raises(PlanError, match="cannot lower: k0: role consumer"):
+            lower(unfinished)
+
+
+def test_a_launch_that_does_not_wait_for_what_it_reads_is_not_complete():
+    good = plan("splitk")
+    hasty = replace(good, launches=(good.launches[0], replace(good.launches[1], depends_on=())))
+    assert complete(hasty) == "k1: C needs what k0 leaves in memory, but k1 does not wait for k0"
+
+
+def test_a_ring_that_no_role_fills_is_not_complete():
+    good = plan("cooperative")
+    la = good.launch("k0")
+    alone = tuple(replace(c, src="all", dst=("all",)) for c in la.tile.channels)
+    assert "A is filled by all, which is none of its 2 roles" in (
+        complete(put(good, la, replace(la.tile, channels=alone))) or ""
+    )
+
+
+# ---------------------------------------------------------------- damage
+Edit = Callable[[Step], list[Step]]
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """An outline with one derived fact broken."""
+
+    plan: str
+    what: str
+    outline: Outline
+
+
+def _edited(o: Outline, kind: type[Step], at: int, edit: Edit) -> Outline:
+    """The outline with step number `at` of a kind replaced."""
+    seen = -1
+
+    def go(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        nonlocal seen
+        out: list[Step] = []
+        for s in steps:
+            if isinstance(s, For):
+                out.append(replace(s, body=go(s.body)))
+            elif isinstance(s, kind):
+                seen += 1
+                out += edit(s) if seen == at else [s]
+            else:
+                out.append(s)
+        return tuple(out)
+
+    return replace(o, roles=tuple(replace(r, steps=go(r.steps)) for r in o.roles))
+
+
+def each_step(kind: type[Step], edit: Edit) -> Iterator[Damaged]:
+    """Every plan with one step of the kind edited, each in turn."""
+    for name in PLANS:
+        for o in lower(plan(name)):
+            steps = [s for r in o.roles for s in all_steps(r.steps) if isinstance(s, kind)]
+            for at, s in enumerate(steps):
+                yield Damaged(name, f"{s} #{at}", _edited(o, kind, at, edit))
+
+
+def each_barrier(starts: str, change: Callable[[Barrier], Barrier]) -> Iterator[Damaged]:
+    """Every plan with one barrier of that name changed."""
+    for name in PLANS:
+        for o in lower(plan(name)):
+            for i, b in enumerate(o.barriers):
+                if b.name.startswith(starts):
+                    barriers = (*o.barriers[:i], change(b), *o.barriers[i + 1 :])
+                    yield Damaged(name, b.name, replace(o, barriers=barriers))
+
+
+def no_turns() -> Iterator[Damaged]:
+    for name in PLANS:
+        for o in lower(plan(name)):
+            if any(b.name == "turn" for b in o.barriers):
+                yield Damaged(name, "turn", replace(o, barriers=tuple(b for b in o.barriers if b.name != "turn")))
+
+
+def early_release() -> Iterator[Damaged]:
+    """Consumers free a slot before they compute with it."""
+
+    def go(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        steps = tuple(replace(s, body=go(s.body)) if isinstance(s, For) else s for s in steps)
+        frees = tuple(s for s in steps if isinstance(s, BarArrive) and s.barrier.startswith("empty"))
+        works = [i for i, s in enumerate(steps) if any(isinstance(x, Compute) for x in all_steps((s,)))]
+        if not frees or not works:
+            return steps
+        return (*steps[: works[0]], *frees, *(s for s in steps[works[0] :] if s not in frees))
+
+    for name in ("pingpong", "cooperative", "attention", "ping-pong over a ragged loop"):
+        o = outline(name)
+        yield Damaged(name, "release first", replace(o, roles=tuple(replace(r, steps=go(r.steps)) for r in o.roles)))
+
+
+def flipped(b: Barrier) -> Barrier:
+    return replace(b, first_parity=tuple(1 - p for p in b.first_parity))
+
+
+DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
+    "no turn token": no_turns,
+    "turn not waited for": lambda: each_step(TurnWait, lambda s: []),
+    "turn not passed on": lambda: each_step(TurnPass, lambda s: []),
+    "turn starts at the wrong role": lambda: each_barrier("turn", flipped),
+    "full starts at the wrong parity": lambda: each_barrier("full", flipped),
+    "empty starts at the wrong parity": lambda: each_barrier("empty", flipped),
+    "full waits for one arrival more": lambda: each_barrier("full", lambda b: replace(b, count=b.count + 1)),
+    "empty waits for one arrival more": lambda: each_barrier("empty", lambda b: replace(b, count=b.count + 1)),
+    "empty counts one consumer": lambda: (d for d in each_barrier("empty", lambda b: replace(b, count=1)) if d.plan == "cooperative"),
+    "full with a slot too few": lambda: (
+        d for d in each_barrier("full", lambda b: replace(b, slots=b.slots - 1, first_parity=b.first_parity[1:]))
+        if all(b.slots for b in d.outline.barriers)
+    ),
+    "a wait dropped": lambda: each_step(BarWait, lambda s: []),
+    "an arrival dropped": lambda: each_step(BarArrive, lambda s: []),
+    "an arrival doubled": lambda: each_step(BarArrive, lambda s: [s, s]),
+    "a slot released before the work": early_release,
+    "one more group pending": lambda: each_step(WaitGroup, lambda s: [WaitGroup(s.pending + 1)]),  # type: ignore[union-attr]
+    "groups not waited for": lambda: each_step(WaitGroup, lambda s: []),
+    "a group not committed": lambda: each_step(Commit, lambda s: []),
+    "a block sync dropped": lambda: each_step(BlockSync, lambda s: []),
+    "a copy dropped": lambda: each_step(Copy, lambda s: []),
+    "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
+}  # fmt: skip
+
+# Damage that changes nothing, and why. Anything else must be noticed.
+HARMLESS = {
+    # The producer waits for empty_A first, and both rings are released together once both were read.
+    ("a wait dropped", "pingpong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
+    ("a wait dropped", "ping-pong over a ragged loop", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
+    ("a wait dropped", "ping-pong filled once a tile", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
+    ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
+    # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
+    ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
+    # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
+    ("a group not committed", "norm_linear", "Commit() #0"),
+    ("a group not committed", "cp_async beside ldg", "Commit() #0"),
+    ("a group not committed", "cp_async beside ldg", "Commit() #1"),
+    ("a group not committed", "ring in ring", "Commit() #0"),
+}
+
+
+@cache
+def right_answer(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    x = random_inputs(PLANS[name][0])
+    return x, interpret.run(PLANS[name][0], x)
+
+
+def noticed(d: Damaged, seeds: range = range(8)) -> str | None:
+    """How execution notices, in the first interleaving that does; None when no one does."""
+    x, want = right_answer(d.plan)
+    for seed in seeds:
+        try:
+            got = execute(plan(d.plan), x, seed=seed, damage=lambda o: d.outline if o.launch == d.outline.launch else o)
+        except PlanError as e:
+            return type(e).__name__
+        with np.errstate(invalid="ignore"):
+            if not all(np.allclose(got[v], want[v], atol=1e-9) for v in want):
+                return "wrong answer"
+    return None
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_undamaged_it_is_right_in_every_interleaving(name: str):
+    x, want = right_answer(name)
+    for seed in range(12 if any(len(o.roles) > 1 for o in lower(plan(name))) else 1):
+        got = execute(plan(name), x, seed=seed)
+        for v in want:
+            np.testing.assert_allclose(got[v], want[v], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_noticed(what: str):
+    caught, missed, harmless = Counter[str](), [], 0
+    for d in DAMAGE[what]():
+        how = noticed(d)
+        if how:
+            caught[how] += 1
+        elif (what, d.plan, d.what) in HARMLESS:
+            harmless += 1
+        else:
+            missed.append(f"{d.plan}: {d.what}")
+    ways = ", ".join(f"{how} {n}" for how, n in sorted(caught.items()))
+    print(f"{what:34} noticed {sum(caught.values()):3} ({ways})" + (f", harmless {harmless}" if harmless else ""))
+    assert not missed, f"{what} goes unnoticed in {missed}"
+    assert caught, f"{what} was never tried"
+    assert harmless == sum(w == what for w, _, _ in HARMLESS), "damage once harmless is noticed now: shorten the list"
