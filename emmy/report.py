@@ -194,6 +194,14 @@ def race_record(row: Measurement, roof_us: float) -> dict[str, object]:
     }  # fmt: skip
 
 
+def show_races(screen: Screen, kind: str, records: Sequence[Mapping[str, object]], extra: Mapping[str, str]) -> None:
+    """Raced rows as a table or as objects, with a warning for each that was taken on a busy machine."""
+    screen.rows(kind, records, {**RACE_COLUMNS, **extra})
+    for r in records:
+        if r["contended"]:
+            screen.say(f"note: {r['op']}: the machine was busy or throttled while this was timed; `emmy bench` repeats it")
+
+
 # ---------------------------------------------------------------- progress
 class Bar:
     """Progress of long work on stderr: a bar on a terminal, elsewhere a line when something new begins."""

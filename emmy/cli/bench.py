@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
-from emmy.report import RACE_COLUMNS, Screen, race_record
+from emmy.report import Screen, race_record, show_races
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def run(args: Namespace, screen: Screen) -> int:
         done.append({**race_record(b.row, b.roof_us), "stored_us": b.stored_us})
         if b.row.message:
             screen.say(f"{b.row.status}: {b.row.message}")
-    screen.rows("bench", done, {**RACE_COLUMNS, "stored_us": "stored us"})
+    show_races(screen, "bench", done, {"stored_us": "stored us"})
     return int(any(r["status"] != "ok" for r in done))
 
 

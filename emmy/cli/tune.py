@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads
-from emmy.report import RACE_COLUMNS, Screen, TuneProgress, number, race_record
+from emmy.report import Screen, TuneProgress, number, race_record, show_races
 
 if TYPE_CHECKING:
     from emmy.search.tuner import Stop, TuneResult
@@ -112,7 +112,7 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
                 "reproduce": reproduce,
             }
         )
-    screen.rows("tune", done, {**RACE_COLUMNS, "trials": "trials", "seconds": "s"})
+    show_races(screen, "tune", done, {"trials": "trials", "seconds": "s"})
 
 
 VERB = Verb(
