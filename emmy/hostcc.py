@@ -106,8 +106,14 @@ def _compile(
 def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     what = f"{Path(command[0]).name} {' '.join(w for w in command[1:] if w.startswith('-'))}"
     try:
+        # A group of its own: Ctrl-C in the terminal must not kill the compiler and make its candidate look broken.
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, env=config.child_env(LC_ALL="C")
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=config.child_env(LC_ALL="C"),
+            process_group=0,
         )
     except subprocess.TimeoutExpired:
         raise CompileError(

@@ -178,6 +178,23 @@ def test_ctrl_c_finishes_the_measurement_prints_the_best_and_leaves_a_run_to_res
     assert path == journal_path(tmp_path, str(best["run_id"]))
 
 
+@pytest.mark.slow
+@pytest.mark.serial
+def test_ctrl_c_in_a_terminal_reaches_the_compilers_and_makes_no_candidate_look_broken(tmp_path: Path) -> None:
+    """A terminal signals the whole group: tuner, worker and every compiler at work."""
+    command = (*REAL, OP, "--budget", "400", "--strategy", "random")
+    for n in range(3):
+        process = start(command, tmp_path / "home", EMMY_CACHE=str(tmp_path / "cache"))
+        goal = written(tmp_path / "home") + 3000
+        wait_until(lambda at=goal: written(tmp_path / "home") >= at, process)  # type: ignore[misc]
+        time.sleep(0.02 * n)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 130, said
+    (path,) = open_journals(tmp_path / "home")
+    assert {r.status for r in read_journal(path).rows} == {"ok"}
+
+
 def test_a_second_ctrl_c_stops_at_once_and_loses_nothing(tmp_path: Path) -> None:
     process = start((*FAKE, "30", OP, "--budget", "50", "--strategy", "random"), tmp_path)  # 30 s a measurement
     wait_until(lambda: written(tmp_path) > 0, process)
