@@ -251,18 +251,17 @@ def _row_views(t: Tile, a: Place, spot: Spot) -> tuple[list[Stmt], list[tuple[st
     """Views of A's rows, and (view, offset) of each row's first element. Rows past the end read the last row instead."""
     w = t.w
     aligned = a.panel is not None and a.panel.axis == t.m and a.panel.width == t.rows
-    one_base = aligned or (a.panel is None and (a.padded or t.m_end is None))
+    one_base = aligned or (a.panel is None and t.m_end is None)
     if not t.m or one_base:
         name = w.fresh("a_at")
         stride = Int(1) if aligned else a.stride(t.m) if t.m else Int(0)
-        return [View(name, a.view, a.tile_at(spot) if aligned else a.at(spot))], [
-            (name, times(stride, Int(i))) for i in range(t.rows)
-        ]
+        base = View(name, a.view, a.tile_at(spot) if aligned else a.at(spot))
+        return [base], [(name, times(stride, Int(i))) for i in range(t.rows)]
     views: list[Stmt] = []
     rows: list[tuple[str, Whole]] = []
     for i in range(t.rows):
         row = plus(spot[t.m], Int(i))
-        if t.m_end is not None and not a.padded:
+        if t.m_end is not None:
             row = least(row, plus(t.m_end, Int(-1)))
         name = w.fresh("a_at")
         views.append(View(name, a.view, a.at({**spot, t.m: row})))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from emmy.codegen.cpu_atoms import atom_of, loops_outside
 from emmy.codegen.cpu_fold import spread
 from emmy.codegen.cpu_scope import Panel, Piece, Place, Scope, Walk
@@ -13,7 +15,6 @@ from emmy.codegen.kernel import (
     LetInt,
     Load,
     Num,
-    Number,
     Stmt,
     Store,
     Transpose,
@@ -46,9 +47,8 @@ def pack(w: Walk, value: str, scope: Scope) -> tuple[Place, tuple[Stmt, ...]]:
     place = Place(
         name, axes, tuple(strides[a] for a in axes), tuple(scope[a].lo for a in axes), Panel(x, width, depth), True
     )
-    of = w.memory(value)
-    fill = _rows_to_panels if of.stride(x) == Int(1) else _columns_to_panels
-    return place, fill(w, of, place, scope[x], scope[k], x, k)
+    fill = _Fill(w, w.memory(value), name, x, k, scope[x], scope[k], width, depth)
+    return place, fill.from_rows() if fill.of.stride(x) == Int(1) else fill.from_columns()
 
 
 def _panel(w: Walk, value: str, scope: Scope) -> tuple[str, str, int] | None:
@@ -93,92 +93,71 @@ def chunks(width: int, lanes: int) -> list[tuple[int, int]]:
     return out
 
 
-def _rows_to_panels(w: Walk, of: Place, to: Place, px: Piece, pk: Piece, x: str, k: str) -> tuple[Stmt, ...]:
-    """Source rows are contiguous along the panel axis: each row is dealt to the panels, a vector at a time."""
-    assert to.panel is not None
-    width, kk, xx = to.panel.width, IntVar(w.fresh("kk")), IntVar(w.fresh("xx"))
-    length = px.length
-    src, dst = w.fresh("from"), w.fresh("to")
-    views = (
-        View(src, of.view, of.at({k: plus(pk.lo, kk), x: plus(px.lo, xx)})),
-        View(dst, to.view, plus(times(xx, to.panel.depth), times(kk, Int(width)))),
-    )
-    full: tuple[Stmt, ...] = tuple(Store(dst, Int(o), Load(src, Int(o), n)) for o, n in chunks(width, w.lanes))
-    part: tuple[Stmt, ...] = ()
-    if px.multiple % width:
-        left = IntVar(w.fresh("left"))
-        part = (LetInt(left.name, minus(length, xx)),)
-        for o, n in chunks(width, w.lanes):
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """A copy from memory into panels of `width` along `x`, each `depth` long along `k`."""
+
+    w: Walk
+    of: Place
+    to: str
+    x: str
+    k: str
+    px: Piece
+    pk: Piece
+    width: int
+    depth: Whole
+
+    def _views(self, xx: Whole, kk: Whole) -> tuple[str, str, tuple[Stmt, ...]]:
+        """Source and panel from element xx of x (where a panel begins) and kk of k on."""
+        src, dst = self.w.fresh("from"), self.w.fresh("to")
+        first = self.of.at({self.k: plus(self.pk.lo, kk), self.x: plus(self.px.lo, xx)})
+        at = plus(times(xx, self.depth), times(kk, Int(self.width)))
+        return src, dst, (View(src, self.of.view, first), View(dst, self.to, at))
+
+    def _full(self, xx: Whole, full: tuple[Stmt, ...], part: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """`full` for a panel inside the piece, `part` for one that runs over its end, when there can be one."""
+        if self.px.multiple % self.width == 0:
+            return full
+        return when(below(plus(xx, Int(self.width - 1)), self.px.length), full, part)
+
+    def from_rows(self) -> tuple[Stmt, ...]:
+        """Source rows are contiguous along x: each row is dealt to the panels, a vector at a time."""
+        kk, xx, left = (IntVar(self.w.fresh(stem)) for stem in ("kk", "xx", "left"))
+        src, dst, views = self._views(xx, kk)
+        vectors = chunks(self.width, self.w.lanes)
+        full = tuple(Store(dst, Int(o), Load(src, Int(o), n)) for o, n in vectors)
+        part: tuple[Stmt, ...] = (LetInt(left.name, minus(self.px.length, xx)),)
+        for o, n in vectors:
             if n == 1:
-                part += when(
-                    below(Int(o), left), (Store(dst, Int(o), Load(src, Int(o))),), (Store(dst, Int(o), Num(0.0)),)
-                )
+                take, zero = (Store(dst, Int(o), x) for x in (Load(src, Int(o)), Num(0.0)))
+                part += when(below(Int(o), left), (take,), (zero,))
             else:
-                count = IntVar(w.fresh("count"))
-                part += (
-                    LetInt(count.name, clamp(minus(left, Int(o)), n)),
-                    Store(dst, Int(o), Load(src, Int(o), n, count)),
-                )
-        inner = when(below(plus(xx, Int(width - 1)), length), full, part)
-    else:
-        inner = full
-    return (For(kk.name, Int(0), pk.length, 1, (For(xx.name, Int(0), length, width, (*views, *inner)),)),)
+                part += (Store(dst, Int(o), Load(src, Int(o), n, clamp(minus(left, Int(o)), n))),)
+        panels = For(xx.name, Int(0), self.px.length, self.width, (*views, *self._full(xx, full, part)))
+        return (For(kk.name, Int(0), self.pk.length, 1, (panels,)),)
 
+    def from_columns(self) -> tuple[Stmt, ...]:
+        """Source rows run along k: square blocks are transposed, what is left goes one element at a time."""
+        xx = IntVar(self.w.fresh("xx"))
+        src, dst, views = self._views(xx, Int(0))
+        full = tuple(s for o, n in chunks(self.width, self.w.lanes) for s in self._transposed(src, dst, o, n))
+        kk, i, z = (IntVar(self.w.fresh(stem)) for stem in ("kk", "i", "i"))
+        left = minus(self.px.length, xx)
+        take = For(i.name, Int(0), left, 1, (self._one(src, dst, i, kk),))
+        zero = For(z.name, left, Int(self.width), 1, (Store(dst, plus(times(kk, Int(self.width)), z), Num(0.0)),))
+        part = (For(kk.name, Int(0), self.pk.length, 1, (take, zero)),)
+        return (For(xx.name, Int(0), self.px.length, self.width, (*views, *self._full(xx, full, part))),)
 
-def _columns_to_panels(w: Walk, of: Place, to: Place, px: Piece, pk: Piece, x: str, k: str) -> tuple[Stmt, ...]:
-    """Source rows run along the folded axis: square blocks are transposed, what is left goes one element at a time."""
-    assert to.panel is not None
-    width, xx = to.panel.width, IntVar(w.fresh("xx"))
-    length, depth = px.length, pk.length
-    src, dst = w.fresh("from"), w.fresh("to")
-    views = (View(src, of.view, of.at({k: pk.lo, x: plus(px.lo, xx)})), View(dst, to.view, times(xx, to.panel.depth)))
-    full: tuple[Stmt, ...] = ()
-    for o, n in chunks(width, w.lanes):
-        full += _transposed(w, of, src, dst, o, n, width, depth, x, k)
-    if px.multiple % width == 0:
-        return (For(xx.name, Int(0), length, width, (*views, *full)),)
-    kk, i, z = IntVar(w.fresh("kk")), IntVar(w.fresh("i")), IntVar(w.fresh("i"))
-    left = minus(length, xx)
-    take = Store(dst, plus(times(kk, Int(width)), i), Load(src, plus(times(i, of.stride(x)), times(kk, of.stride(k)))))
-    zero = Store(dst, plus(times(kk, Int(width)), z), Num(0.0))
-    part = (
-        For(
-            kk.name,
-            Int(0),
-            depth,
-            1,
-            (For(i.name, Int(0), left, 1, (take,)), For(z.name, left, Int(width), 1, (zero,))),
-        ),
-    )
-    return (For(xx.name, Int(0), length, width, (*views, *when(below(plus(xx, Int(width - 1)), length), full, part))),)
+    def _one(self, src: str, dst: str, i: Whole, kk: Whole) -> Stmt:
+        element = plus(times(i, self.of.stride(self.x)), times(kk, self.of.stride(self.k)))
+        return Store(dst, plus(times(kk, Int(self.width)), i), Load(src, element))
 
-
-def _transposed(
-    w: Walk, of: Place, src: str, dst: str, o: int, n: int, width: int, depth: Whole, x: str, k: str
-) -> tuple[Stmt, ...]:
-    """Rows o..o+n of one panel, for every position along the folded axis."""
-    kk = IntVar(w.fresh("kk"))
-
-    def single(at: IntVar) -> tuple[Stmt, ...]:
-        loads: list[tuple[int, Number]] = [
-            (i, Load(src, plus(times(of.stride(x), Int(o + i)), times(at, of.stride(k))))) for i in range(n)
-        ]
-        return tuple(Store(dst, plus(times(at, Int(width)), Int(o + i)), v) for i, v in loads)
-
-    if n == 1 or of.stride(k) != Int(1):
-        return (For(kk.name, Int(0), depth, 1, single(kk)),)
-    even = times(over(depth, Int(n)), Int(n))
-    block = Transpose(
-        dst,
-        plus(times(kk, Int(width)), Int(o)),
-        Int(width),
-        src,
-        plus(times(of.stride(x), Int(o)), kk),
-        of.stride(x),
-        n,
-    )
-    out: tuple[Stmt, ...] = (For(kk.name, Int(0), even, n, (block,)),)
-    if even != depth:
-        rest = IntVar(w.fresh("kk"))
-        out += (For(rest.name, even, depth, 1, single(rest)),)
-    return out
+    def _transposed(self, src: str, dst: str, o: int, n: int) -> tuple[Stmt, ...]:
+        """Rows o..o+n of one panel, all along k."""
+        kk, rest = IntVar(self.w.fresh("kk")), IntVar(self.w.fresh("kk"))
+        length, pitch = self.pk.length, self.of.stride(self.x)
+        even = times(over(length, Int(n)), Int(n)) if n > 1 else Int(0)
+        to_at, of_at = plus(times(kk, Int(self.width)), Int(o)), plus(times(pitch, Int(o)), kk)
+        blocks = For(kk.name, Int(0), even, n, (Transpose(dst, to_at, Int(self.width), src, of_at, pitch, n),))
+        ones = For(rest.name, even, length, 1, tuple(self._one(src, dst, Int(o + i), rest) for i in range(n)))
+        return (*((blocks,) if n > 1 else ()), *((ones,) if even != length else ()))

@@ -138,6 +138,8 @@ class Walk:
     def fresh(self, stem: str) -> str:
         """A name nothing else in the kernel has."""
         n = self._used.get(stem, 0)
+        while any(b.name == f"{stem}{n}" for b in self.buffers):
+            n += 1
         self._used[stem] = n + 1
         return f"{stem}{n}"
 

@@ -199,7 +199,7 @@ class _Run:
             case Ramp(start, lanes):
                 return (_int(start, self.ints) + np.arange(lanes)).astype(np.float32)
             case LaneSum(a):
-                return np.sum(self.number(a), keepdims=True, dtype=np.float32)
+                return np.array([self.number(a).sum()], np.float32)
             case Call(fn, args):
                 wide = [self.number(a).astype(np.float64) for a in args]
                 if len({len(w) for w in wide}) > 1:

@@ -44,9 +44,27 @@ def norm_linear() -> Program:
     return Program((("m", 5), ("n", 37), ("k", 11)), inputs, stages, ("Y",))
 
 
+def gated() -> Program:
+    """Two contractions that share an operand, and an elementwise stage that reads both."""
+    stages = (
+        Stage("G", ("m", "n"), parse("X[m,k] * V[k,n]"), (Reduce("k", SUM),)),
+        Stage("U", ("m", "n"), parse("X[m,k] * W[n,k]"), (Reduce("k", SUM),)),
+        Stage("Y", ("m", "n"), parse("silu(G[m,n]) * U[m,n]")),
+    )
+    inputs = (Value("X", ("m", "k")), Value("V", ("k", "n")), Value("W", ("n", "k")))
+    return Program((("m", 13), ("n", 37), ("k", 11)), inputs, stages, ("Y",))
+
+
+PACKED = "k0/split(m,core,5) k0/split(k,serial,4) k0/stage(X,pack,1) k0/stage(V,pack,1) k0/stage(W,pack,1)"
+
+
 @pytest.mark.parametrize(
     ("make", "schedule"),
     [
+        (gated, ""),
+        (gated, f"{PACKED} k0.G/atom(fma,2,8,1,4) k0.U/atom(fma,4,4,1,4)"),
+        (gated, f"{PACKED} k0.G/atom(fma,4,8,1,4) k0.U/atom(dot,2,2,4,4)"),
+        (gated, "k0/split(n,core,16) k0.G/atom(fma,4,8,1,4) k0.U/atom(dot,2,2,4,4)"),
         (norm_linear, ""),
         (norm_linear, "k0/split(m,core,2)"),
         (norm_linear, "k0/fuse(Xn,Y) k0/commute(Y) k0/split(m,core,2)"),
