@@ -62,6 +62,14 @@ class CompileError(EmmyError):
     """The host compiler or NVRTC rejected generated source; the message carries its diagnostics."""
 
 
+class EmuError(EmmyError):
+    """The emulator found a kernel at fault; `kind` is one word: race, deadlock, bounds, ... (docs/emulator.md)."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
 class DataError(EmmyError):
     """A journal, Parquet shard or database does not have the expected form."""
 

@@ -1,0 +1,179 @@
+"""Barriers and fences: of warps, blocks and clusters, mbarriers, register redistribution, dependent launches."""
+
+from __future__ import annotations
+
+from emmy.codegen.ptx.helper import AMPERE, HOPPER, Helper, asm
+
+_SYNC = "Parallel Synchronization and Communication Instructions"
+
+
+def _plain(
+    name: str, parameters: str, section: str, ptx: str, operands: str, emu: str, archs: frozenset[str] = HOPPER
+) -> Helper:
+    """A helper without a result: one instruction that other memory accesses are not moved across."""
+    return Helper(name, f"void {name}({parameters})", section, asm(ptx, "", operands, memory=True), emu, archs)
+
+
+def _registers(direction: str) -> Helper:
+    return Helper(
+        f"setmaxnreg_{direction}",
+        f"void setmaxnreg_{direction}()",
+        "Miscellaneous Instructions: setmaxnreg: by every warp of a warpgroup; .inc waits until others gave enough",
+        asm(f"setmaxnreg.{direction}.sync.aligned.u32 %0;", "", '"n"(N)'),
+        f"emu::set_registers(N, {'true' if direction == 'inc' else 'false'}, site);",
+        HOPPER,
+        "int N",
+    )
+
+
+HELPERS: tuple[Helper, ...] = (
+    Helper(
+        "syncthreads",
+        "void syncthreads()",
+        "CUDA C++ Programming Guide: Synchronization Functions",
+        "__syncthreads();",
+        "emu::block_sync(site);",
+    ),
+    Helper(
+        "syncwarp",
+        "void syncwarp()",
+        "CUDA C++ Programming Guide: Synchronization Functions; orders the lanes' memory accesses, unlike a shuffle",
+        "__syncwarp();",
+        "emu::warp_sync(site);",
+    ),
+    _plain(
+        "bar_sync",
+        "u32 id, u32 threads",
+        f"{_SYNC}: bar: named barrier",
+        "bar.sync %0, %1;",
+        '"r"(id), "r"(threads)',
+        "emu::named_sync(id, threads, site);",
+        AMPERE,
+    ),
+    _plain(
+        "bar_arrive",
+        "u32 id, u32 threads",
+        f"{_SYNC}: bar: named barrier",
+        "bar.arrive %0, %1;",
+        '"r"(id), "r"(threads)',
+        "emu::named_arrive(id, threads, site);",
+        AMPERE,
+    ),
+    _plain(
+        "mbar_init",
+        "u32 bar, u32 count",
+        f"{_SYNC}: mbarrier.init",
+        "mbarrier.init.shared::cta.b64 [%0], %1;",
+        '"r"(bar), "r"(count)',
+        "emu::mbar_init(bar, count, site);",
+        AMPERE,
+    ),
+    _plain(
+        "mbar_fence_init",
+        "",
+        f"{_SYNC}: membar/fence: the thread's mbarrier.init are seen by the cluster and by bulk copies; a relaxed arrive may follow",
+        "fence.mbarrier_init.release.cluster;",
+        "",
+        "emu::mbar_fence_init(site);",
+    ),
+    _plain(
+        "mbar_arrive",
+        "u32 bar",
+        f"{_SYNC}: mbarrier.arrive",
+        "mbarrier.arrive.shared::cta.b64 _, [%0];",
+        '"r"(bar)',
+        'emu::mbar_arrive(bar, 0, "mbarrier.arrive", site);',
+        AMPERE,
+    ),
+    _plain(
+        "mbar_expect_tx",
+        "u32 bar, u32 bytes",
+        f"{_SYNC}: mbarrier.arrive.expect_tx: one arrival, and that many bytes of bulk copies to come",
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;",
+        '"r"(bar), "r"(bytes)',
+        'emu::mbar_arrive(bar, bytes, "mbarrier.arrive.expect_tx", site);',
+    ),
+    Helper(
+        "mbar_wait",
+        "void mbar_wait(u32 bar, u32 parity)",
+        f"{_SYNC}: mbarrier.try_wait.parity: returns once the phase of that parity is complete",
+        "u32 done;\ndo {\n  "
+        + asm(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}",
+            '"=r"(done)',
+            '"r"(bar), "r"(parity)',
+            memory=True,
+        )
+        + "\n} while (!done);",
+        "emu::mbar_wait(bar, parity, site);",
+        HOPPER,
+    ),
+    # Without .release.cluster, which costs a fence of the whole GPU at each arrival (measured on an H200: a matmul 2.3 times
+    # slower): it says that reads are done, and their values have been waited for by then. It must not announce writes.
+    _plain(
+        "mbar_arrive_cluster",
+        "u32 bar, u32 rank",
+        f"{_SYNC}: mbarrier.arrive on the mbarrier of the block of that cluster rank; announces reads, not writes",
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}",
+        '"r"(bar), "r"(rank)',
+        'emu::mbar_arrive(emu::cluster_address(bar, rank), 0, "mbarrier.arrive", site);',
+    ),
+    _plain(
+        "fence_async",
+        "",
+        f"{_SYNC}: membar/fence: ordinary accesses of shared memory before it are seen by bulk copies and wgmma after it",
+        "fence.proxy.async.shared::cta;",
+        "",
+        "emu::fence_async(site);",
+    ),
+    Helper(
+        "cluster_rank",
+        "u32 cluster_rank()",
+        "Special Registers: %cluster_ctarank",
+        "u32 rank;\n" + asm("mov.u32 %0, %%cluster_ctarank;", '"=r"(rank)', volatile=False) + "\nreturn rank;",
+        "return emu::cluster_rank();",
+        HOPPER,
+    ),
+    _plain(
+        "cluster_arrive",
+        "",
+        f"{_SYNC}: barrier.cluster",
+        "barrier.cluster.arrive.release.aligned;",
+        "",
+        "emu::cluster_arrive(true, site);",
+    ),
+    _plain(
+        "cluster_arrive_relaxed",
+        "",
+        f"{_SYNC}: barrier.cluster: orders no memory access, except after mbar_fence_init",
+        "barrier.cluster.arrive.relaxed.aligned;",
+        "",
+        "emu::cluster_arrive(false, site);",
+    ),
+    _plain(
+        "cluster_wait",
+        "",
+        f"{_SYNC}: barrier.cluster",
+        "barrier.cluster.wait.acquire.aligned;",
+        "",
+        "emu::cluster_wait(site);",
+    ),
+    _registers("inc"),
+    _registers("dec"),
+    _plain(
+        "pdl_wait",
+        "",
+        f"{_SYNC}: griddepcontrol: the grids this one depends on are complete and what they wrote is seen",
+        "griddepcontrol.wait;",
+        "",
+        "emu::pdl_wait(site);",
+    ),
+    _plain(
+        "pdl_launch",
+        "",
+        f"{_SYNC}: griddepcontrol: dependent grids may start once every block has said so or ended",
+        "griddepcontrol.launch_dependents;",
+        "",
+        "",
+    ),
+)
