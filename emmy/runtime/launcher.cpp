@@ -1,6 +1,6 @@
-// Runs compiled plans: loads the library, owns workspaces and scratch, shares blocks among threads.
-// Knows no op, no schedule and no measurement. Another kind of device is another Backend behind the same ABI.
-#include "launcher.h"
+// The launcher's CPU backend, which loads a plan's library, owns workspaces and scratch and shares blocks among threads; and
+// the C ABI over all backends. Knows no op, no schedule and no measurement.
+#include "backend.h"
 #include "plan.h"
 
 #include <dlfcn.h>
@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -145,27 +146,26 @@ class Pool {
   bool stop_ = false;
 };
 
-class Backend {
- public:
-  virtual ~Backend() = default;
-  virtual int32_t run(void *const *arguments, const int64_t *syms, int32_t threads) = 0;
-  const EmmyPlan *plan = nullptr;
-};
-
 class Cpu final : public Backend {
  public:
   ~Cpu() override {
     if (library_) dlclose(library_);
   }
 
-  int32_t open(const char *path) {
+  int32_t open(const char *path) override {
     library_ = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library_) return EMMY_NO_FILE;
     plan = static_cast<const EmmyPlan *>(dlsym(library_, "emmy_plan"));
     return plan && plan->version == EMMY_PLAN_VERSION ? EMMY_OK : EMMY_NO_PLAN;
   }
 
-  int32_t run(void *const *arguments, const int64_t *syms, int32_t threads) override {
+  EmmyInfo info() const override {
+    return EmmyInfo{plan->n_arguments, plan->n_syms, plan->n_launches, plan->arguments, plan->syms};
+  }
+
+  int64_t argument_bytes(const int64_t *syms, int32_t argument) const override { return plan->buffer_bytes(syms, argument); }
+
+  int32_t run(void *const *arguments, const int64_t *syms, int32_t threads, void *) override {
     if (int32_t code = prepare(arguments, syms, threads)) return code;
     for (int32_t i = 0; i < plan->n_launches; ++i) {
       Job job;
@@ -198,6 +198,7 @@ class Cpu final : public Backend {
   }
 
   void *library_ = nullptr;
+  const EmmyPlan *plan = nullptr;
   std::vector<void *> buffers_;
   std::vector<Block> workspaces_;
   Block scratch_;
@@ -210,14 +211,27 @@ struct EmmyHandle {
   std::unique_ptr<Backend> backend;
 };
 
+static thread_local struct {
+  int32_t code = EMMY_OK;
+  std::string text;
+} last_failure;
+
+int32_t emmy_fail(int32_t code, const std::string &text) {
+  last_failure.code = code;
+  last_failure.text = text;
+  return code;
+}
+
 int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyInfo *info) {
-  if (std::string_view(device) != "cpu") return EMMY_NO_BACKEND;
+  last_failure.code = EMMY_OK;
   try {
-    auto cpu = std::make_unique<Cpu>();
-    if (int32_t code = cpu->open(path)) return code;
-    const EmmyPlan &p = *cpu->plan;
-    *info = EmmyInfo{p.n_arguments, p.n_syms, p.n_launches, p.arguments, p.syms};
-    *out = new EmmyHandle{std::move(cpu)};
+    std::unique_ptr<Backend> backend;
+    if (std::string_view(device) == "cpu") backend = std::make_unique<Cpu>();
+    else if (std::string_view(device) == "cuda") backend.reset(emmy_new_cuda());
+    else return EMMY_NO_BACKEND;
+    if (int32_t code = backend->open(path)) return code;
+    *info = backend->info();
+    *out = new EmmyHandle{std::move(backend)};
     return EMMY_OK;
   } catch (const std::bad_alloc &) {
     return EMMY_NO_MEMORY;
@@ -225,12 +239,12 @@ int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyIn
 }
 
 int64_t emmy_argument_bytes(const EmmyHandle *plan, const int64_t *syms, int32_t argument) {
-  return plan->backend->plan->buffer_bytes(syms, argument);
+  return plan->backend->argument_bytes(syms, argument);
 }
 
-int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, int32_t threads) {
+int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, int32_t threads, void *stream) {
   try {
-    return plan->backend->run(arguments, syms, threads);
+    return plan->backend->run(arguments, syms, threads, stream);
   } catch (const std::bad_alloc &) {
     return EMMY_NO_MEMORY;
   } catch (const std::system_error &) {
@@ -241,10 +255,11 @@ int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, 
 void emmy_close(EmmyHandle *plan) { delete plan; }
 
 const char *emmy_message(int32_t code) {
+  if (code != EMMY_OK && code == last_failure.code) return last_failure.text.c_str();
   switch (code) {
     case EMMY_OK: return "no error";
-    case EMMY_NO_BACKEND: return "the launcher has no backend of this name; it has: cpu";
-    case EMMY_NO_FILE: return "the library cannot be loaded: it is missing, or built for another machine";
+    case EMMY_NO_BACKEND: return "the launcher has no backend of this name; it has: cpu, cuda";
+    case EMMY_NO_FILE: return "the plan cannot be loaded: it is missing, or built for another machine";
     case EMMY_NO_PLAN: return "the library exports no plan of this version; build it again with this Emmy";
     case EMMY_NO_MEMORY: return "out of memory for workspaces or scratch";
     case EMMY_NO_THREAD: return "the system starts no more threads";

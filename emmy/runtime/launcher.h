@@ -1,4 +1,5 @@
-/* The launcher's C ABI: open a compiled plan, run it on buffers, close it. Errors are codes; `emmy_message` words them. */
+/* The launcher's C ABI: open a compiled plan, run it on buffers, close it. Errors are codes; `emmy_message` words the
+ * last one of the calling thread. */
 #ifndef EMMY_LAUNCHER_H
 #define EMMY_LAUNCHER_H
 #include <stdint.h>
@@ -16,6 +17,9 @@ enum {
   EMMY_NO_PLAN = 3,    /* it exports no plan, or one of another version */
   EMMY_NO_MEMORY = 4,
   EMMY_NO_THREAD = 5,
+  EMMY_NO_DRIVER = 6,
+  EMMY_BAD_SIZE = 7, /* a symbol's size outside the range that the plan serves */
+  EMMY_CUDA = 1000,  /* plus the CUDA driver's own code */
 };
 
 typedef struct {
@@ -24,12 +28,17 @@ typedef struct {
   const char *const *syms;
 } EmmyInfo;
 
-/* device: "cpu". On success *out is the plan and *info describes it. */
+/* On success *out is the plan and *info describes it.
+ * device "cpu":  `path` is a shared library that exports emmy_plan (plan.h);
+ *        "cuda": a GPU plan, loaded into the current CUDA context, else into the first device's primary one. */
 int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyInfo *info);
 /* Bytes of one argument for these sizes. */
 int64_t emmy_argument_bytes(const EmmyHandle *plan, const int64_t *syms, int32_t argument);
-/* Runs every launch, blocks shared among `threads` threads; 1 uses the caller's thread alone. Returns when all is done. */
-int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, int32_t threads);
+/* Runs every launch, each after the one before it.
+ * "cpu":  blocks shared among `threads` threads, 1 being the caller's alone; returns when all is done. No stream.
+ * "cuda": launched on the CUDA stream `stream` (NULL: the default one); returns at once, and allocates nothing, so that it
+ *         may be captured into a graph. Runs of one plan share its workspaces: they must not overlap. */
+int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, int32_t threads, void *stream);
 void emmy_close(EmmyHandle *plan);
 const char *emmy_message(int32_t code);
 

@@ -21,11 +21,16 @@ from emmy.errors import EmmyError, UsageError
 
 Buffer = int | NDArray[np.generic]  # an address, or an array whose memory it is
 T = TypeVar("T")
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-ldl")
+_CUDA = 1000  # launcher.h: EMMY_CUDA
 
 
 class LaunchError(EmmyError):
-    """A compiled plan cannot be opened or run."""
+    """A compiled plan cannot be opened or run. `cuda` is the driver's code when CUDA refused, else 0."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.cuda = max(0, code - _CUDA)
 
 
 class _Info(ctypes.Structure):
@@ -43,7 +48,8 @@ def _launcher() -> ctypes.CDLL:
     """The launcher's library, compiled on first use."""
     here = resources.files("emmy.runtime")
     text = "\n".join(
-        here.joinpath(name).read_text(encoding="utf-8") for name in ("plan.h", "launcher.h", "launcher.cpp")
+        here.joinpath(name).read_text(encoding="utf-8")
+        for name in ("plan.h", "launcher.h", "backend.h", "cuda.cpp", "launcher.cpp")
     )
     lines = (line for line in text.splitlines() if not line.startswith('#include "'))
     lib = ctypes.CDLL(str(hostcc.compile_library("\n".join(lines), "c++", _FLAGS).path))
@@ -52,7 +58,7 @@ def _launcher() -> ctypes.CDLL:
     lib.emmy_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(_Info)]
     lib.emmy_argument_bytes.argtypes = [ctypes.c_void_p, syms, ctypes.c_int32]
     lib.emmy_argument_bytes.restype = ctypes.c_int64
-    lib.emmy_run.argtypes = [ctypes.c_void_p, pointers, syms, ctypes.c_int32]
+    lib.emmy_run.argtypes = [ctypes.c_void_p, pointers, syms, ctypes.c_int32, ctypes.c_void_p]
     lib.emmy_close.argtypes = [ctypes.c_void_p]
     lib.emmy_close.restype = None
     lib.emmy_message.restype = ctypes.c_char_p
@@ -61,23 +67,25 @@ def _launcher() -> ctypes.CDLL:
 
 def _check(code: int, what: str) -> None:
     if code:
-        raise LaunchError(f"{what}: {_launcher().emmy_message(code).decode()}")
+        raise LaunchError(f"{what}: {_launcher().emmy_message(code).decode()}", code)
 
 
 class BoundPlan:
     """A plan with its arguments: calling it runs every launch. Keeps arrays alive; addresses are the caller's to keep."""
 
-    __slots__ = ("_arguments", "_handle", "_keep", "_run", "_syms", "_threads", "_what")
+    __slots__ = ("_arguments", "_handle", "_keep", "_run", "_stream", "_syms", "_threads", "_what")
 
-    def __init__(self, plan: LoadedPlan, buffers: Sequence[Buffer], syms: Sequence[int], threads: int) -> None:
+    def __init__(
+        self, plan: LoadedPlan, buffers: Sequence[Buffer], syms: Sequence[int], threads: int, stream: int
+    ) -> None:
         self._what, self._keep, self._handle = str(plan.path), (plan, *buffers), plan._handle
         self._syms = (ctypes.c_int64 * max(1, len(syms)))(*syms)
         addresses = [b if isinstance(b, int) else b.ctypes.data for b in buffers]
         self._arguments = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
-        self._threads, self._run = threads, _launcher().emmy_run
+        self._threads, self._stream, self._run = threads, stream, _launcher().emmy_run
 
     def __call__(self) -> None:
-        code = self._run(self._handle, self._arguments, self._syms, self._threads)
+        code = self._run(self._handle, self._arguments, self._syms, self._threads, self._stream)
         if code:
             _check(code, self._what)
 
@@ -108,9 +116,11 @@ class LoadedPlan:
         buffers: Sequence[Buffer] | Mapping[str, Buffer],
         syms: Sequence[int] | Mapping[str, int] = (),
         threads: int = 1,
+        stream: int = 0,
     ) -> BoundPlan:
         """The plan with its arguments, by name or in the order of `arguments` and `syms`. Calling the result runs it.
 
+        On a GPU arguments are addresses in its memory, and the call returns when all is launched on `stream`.
         Raises UsageError naming the first argument that is missing, or is not as large as the plan needs and C-contiguous.
         """
         if self._handle is None:
@@ -125,16 +135,17 @@ class LoadedPlan:
                 raise UsageError(
                     f"{self.path}: argument {name} has {b.nbytes} bytes, {form}; the plan needs {need}, C-contiguous"
                 )
-        return BoundPlan(self, args, sizes, threads)
+        return BoundPlan(self, args, sizes, threads, stream)
 
     def run(
         self,
         buffers: Sequence[Buffer] | Mapping[str, Buffer],
         syms: Sequence[int] | Mapping[str, int] = (),
         threads: int = 1,
+        stream: int = 0,
     ) -> None:
-        """Runs every launch and returns when all is done. threads=1 uses the calling thread alone."""
-        self.bind(buffers, syms, threads)()
+        """Runs every launch; see `bind`. On a CPU it returns when all is done, and threads=1 uses the calling thread alone."""
+        self.bind(buffers, syms, threads, stream)()
 
     def _ordered(self, given: Sequence[T] | Mapping[str, T], names: tuple[str, ...], what: str) -> tuple[T, ...]:
         if isinstance(given, Mapping):
