@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from emmy.codegen.cuda_copy import only
-from emmy.codegen.cuda_scope import WARP, Ring, Walk
+from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_values import Spread
 from emmy.codegen.cuda_vector import load
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
@@ -344,5 +344,4 @@ def contraction(w: Walk, work: Work) -> Contraction:
     if steps[k] != atom.k and size[k] % atom.k:
         raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
     mt, nt, kt = (size[a] // steps[a] for a in (m, n, k))
-    assert w.threads % WARP == 0
     return KINDS[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt)

@@ -12,6 +12,7 @@ from emmy.codegen.cuda_scope import Piece, Ring, Walk
 from emmy.codegen.kernel import Int, IntVar, LetInt, View, Whole, below, both, minus, over, plus, rest, times
 from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, MapRef, Ref, Regs, Stmt, TensorMap, counter, unrolled
 from emmy.ir.dtype import size_bytes
+from emmy.ir.gpu import transfer_bytes
 from emmy.ir.plan import BLOCK_LEVELS
 from emmy.ir.program import upper
 
@@ -64,7 +65,7 @@ class Copier:
         if self.ring.channel.transport == "tma":
             self.map = self._map()
             return
-        granule = w.granule(self.ring.columns, self.item)
+        granule = transfer_bytes(w.plan, w.nest, self.ring.value)
         if self.ring.channel.transport == "cp_async" and granule < 4:
             size = f"rows of {self.pitch * self.item} bytes allow {granule}"
             raise w.cannot(f"{self.ring.value}: cp_async moves 4, 8 or 16 bytes, {size}: stage it by ldg")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import gcd, prod
 
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_layout import Slot, slot
-from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, least, over, pieces, plus, rest, times
+from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, least, minus, over, pieces, plus, rest, times
 from emmy.codegen.kernel_gpu import BLOCK, THREAD, Stmt, bits, shifted
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
+from emmy.ir.gpu import WARP, multiple
 from emmy.ir.plan import Channel, Launch, Loop, Plan
-from emmy.ir.program import Dim, Sym, upper
+from emmy.ir.program import upper
 from emmy.ir.target import Target
-
-WARP = 32  # threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,6 @@ def _parts(a: Whole) -> tuple[Whole, int]:
     if isinstance(a, Int):
         return Int(0), a.value
     return (a.a, a.b.value) if isinstance(a, IntOp) and a.fn == "+" and isinstance(a.b, Int) else (a, 0)
-
-
-def multiple(dim: Dim) -> int:
-    """A number that certainly divides the size."""
-    return dim.multiple if isinstance(dim, Sym) else dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +132,6 @@ class Walk:
         return PlanError(f"{self.launch.name}: {what}")
 
     # ------------------------------------------------------------ agents
-    def warps(self) -> int:
-        """Warps of a block: the iterations of its loops over warps."""
-        return prod(self.plan.count(self.nest, i) for i, x in enumerate(self.nest) if x.level == "warp")
-
     def lane(self) -> Whole:
         return self.let("lane", bits(THREAD, WARP - 1))
 
@@ -194,11 +183,25 @@ class Walk:
         """The block's number along each loop; the last loop moves fastest."""
         left: Whole = BLOCK
         out: list[Whole] = []
-        for n in reversed(counts):
+        group = self.launch.tile.order.group
+        if group > 1:
+            rows, columns = counts[-2:]
+            tiles = times(rows, columns)
+            out = self._grouped(rest(left, tiles) if len(counts) > 2 else left, rows, columns, group)
+            left = over(left, tiles)
+        for n in reversed(counts[: len(counts) - len(out)]):
             last = len(out) + 1 == len(counts)
             out.insert(0, left if last else Int(0) if n == Int(1) else rest(left, n))
             left = over(left, n)
         return out
+
+    def _grouped(self, tile: Whole, rows: Whole, columns: Whole, group: int) -> list[Whole]:
+        """(row, column) of a tile when groups of rows come one after another and rows move fastest inside a group."""
+        whole = times(columns, Int(group))
+        first = self.let("group_first", times(over(tile, whole), Int(group)))
+        inside = self.let("group_tile", rest(tile, whole))
+        high = self.let("group_rows", least(Int(group), minus(rows, first)))
+        return [plus(first, rest(inside, high)), over(inside, high)]
 
     def _divides(self, x: Loop, size: int) -> None:
         if size % x.step:
@@ -213,12 +216,6 @@ class Walk:
         if any(y.axis == x.axis for y in self.nest[:at]):
             self._divides(x, outer.size)
         return Piece(lo, x.step, outer.end, multiple(dim) % x.step == 0)
-
-    def granule(self, axis: str, item: int) -> int:
-        """Bytes of the widest transfer along a value's contiguous axis that every row and every piece allows: 16, 8, ..."""
-        dim = self.plan.program.dim(axis)
-        steps = [x.step for x in self.nest if x.axis == axis and x.level in ("grid", "serial")]
-        return gcd(16, item * gcd(multiple(dim), *steps))
 
     # ------------------------------------------------------------ rings
     def place_rings(self) -> None:

@@ -12,7 +12,7 @@ from math import gcd, prod
 from emmy.codegen.cpu import buffers
 from emmy.codegen.cuda_atoms import Contraction, contraction
 from emmy.codegen.cuda_copy import Copier, only
-from emmy.codegen.cuda_scope import WARP, Piece, Ring, Turn, Walk, before
+from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.cuda_values import Chain, Done, Spread, fold_parts
 from emmy.codegen.kernel import Int, IntVar, LetInt, View, Whole, below, both, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, For, GpuKernel, If, Ref, SetInt, Stmt, counter, flipped, walk
@@ -34,6 +34,7 @@ from emmy.codegen.steps import (
     WaitGroup,
 )
 from emmy.codegen.steps import For as ForStep
+from emmy.ir.gpu import WARP, warps
 from emmy.ir.plan import BLOCK_LEVELS
 from emmy.ir.program import Stage
 from emmy.ir.target import Target
@@ -104,7 +105,7 @@ class _Expand:
         """Threads of a block: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
         t, p = self.w.launch.tile, self.w.plan.program
         if t.channels or any(x.level == "warp" for x in t.nest):
-            return WARP * self.w.warps()
+            return WARP * warps(self.w.plan, t.nest)
         most = max(prod(self.w.scope[a].size for a in p.stage(k.stage).axes) for k in t.works)
         return min(_ELEMENTWISE_THREADS, WARP * -(-most // (4 * WARP)))
 

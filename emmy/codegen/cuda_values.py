@@ -34,6 +34,7 @@ from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read
 from emmy.ir.expr import walk as walk_expr
+from emmy.ir.gpu import transfer_bytes
 from emmy.ir.program import Stage
 
 Done = Close | Compute | StoreStep | StoreState
@@ -85,7 +86,7 @@ class Chain:
                 if index[-1] != axes[-1]:
                     return 1
                 item = size_bytes(p.value(name).dtype)
-                out = gcd(out, self.w.granule(axes[-1], item) // item)
+                out = gcd(out, transfer_bytes(self.w.plan, self.w.nest, name) // item)
         return out
 
     def _touched(self) -> list[tuple[str, tuple[str, ...]]]:

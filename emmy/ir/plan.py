@@ -101,11 +101,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How tiles become blocks: one each, or `workers` blocks that walk them all; dealt to roles when ping-pong."""
+    """How tiles become blocks: one each, or `workers` blocks that walk them all; dealt to roles when ping-pong.
+
+    group: tiles come in groups of so many along the last block loop but one, which moves fastest inside a group; 1 = the
+    last loop moves fastest.
+    """
 
     kind: Literal["static", "persistent", "pingpong"] = "static"
     workers: int = 0
-    raster: str = "row"
+    group: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,8 @@ class Plan:
 
     def part_step(self, w: Workspace) -> int:
         """Positions of the workspace's axis that one part covers; a smaller symbol fills fewer parts."""
-        return -(-upper(self.program.dim(w.axis)) // w.parts)
+        tiles = (la.tile for la in self.launches if any(x.stage == w.value and not x.combine for x in la.tile.works))
+        return next(x.step for tile in tiles for x in tile.nest if x.axis == w.axis)
 
     def with_launch(self, launch: Launch) -> Plan:
         """The plan with the launch of that name replaced."""
@@ -345,7 +350,7 @@ def _show_launch(plan: Plan, la: Launch) -> list[str]:
     head = " ".join(f"{x.axis}:{n}" for x, n in zip(t.nest, counts, strict=False))
     order = "" if t.order.kind == "static" else f", {t.order.kind}({t.order.workers})"
     after = f", after {','.join(la.depends_on)}" if la.depends_on else ""
-    raster = "" if t.order.raster == "row" else f", raster {t.order.raster}"
+    raster = f", in groups of {t.order.group} along {t.nest[blocks - 2].axis}" if t.order.group > 1 else ""
     out = [f"  {la.name}: {level} {head}".rstrip() + f"  # {total} block{'s' * (total > 1)}{order}{raster}{after}"]
     for r in t.roles:
         deal = f"  takes tiles {r.deal[0]} mod {r.deal[1]}" if r.deal else ""

@@ -7,12 +7,13 @@ The lower tree fills the knobs in order; each domain follows from the plan as fi
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from emmy.codegen.lower import complete
 from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
 from emmy.ir.moves import MOVES, Move, Site
@@ -24,6 +25,7 @@ from emmy.search.space import Decision, Node, Point, Value
 
 DONE = "done"
 _LISTABLE = 4000
+_USUAL = (("grid", 128), ("serial", 32), ("warp", 64))  # steps of a GPU's loops in the default schedule
 _LONGEST = 24  # moves; a guard against a move that offers itself for ever
 
 
@@ -73,7 +75,7 @@ class ScheduleSpace:
     ) -> _Tree:
         legal = self._legal(skeleton, filled) if len(skeleton) < _LONGEST else ()
         values = tuple(str(s.move) for s in legal)
-        if not any(s.move.mandatory for s in legal):
+        if not any(s.mandatory or s.move.mandatory for s in legal):
             values = (*values, DONE)
         decision = Decision(f"move {len(skeleton)}", values, ordered=False)
         return _Tree(skeleton, filled, False, (), format_schedule(skeleton), choices, decision)
@@ -97,10 +99,10 @@ class ScheduleSpace:
             done.append(_filled(move, chosen))
         full = tuple(done)
         try:
-            self._plan(full)
+            dead = complete(self._plan(full)) is not None
         except PlanError:  # the last values made a later move without knobs illegal
-            return self._at(skeleton, full, knobs, choices, Decision("dead end", ()))
-        return self._at(skeleton, full, knobs, choices, None)
+            dead = True
+        return self._at(skeleton, full, knobs, choices, Decision("dead end", ()) if dead else None)
 
     def _at(
         self,
@@ -121,7 +123,7 @@ class ScheduleSpace:
         """Every site on the plan that `filled` makes."""
         if filled not in self._sites_of:
             plan = self._plan(filled)
-            found = [s for cls in MOVES.values() for s in cls.sites(plan, self.target)]
+            found = [s for cls in MOVES.values() if cls.searched for s in cls.sites(plan, self.target)]
             self._sites_of[filled] = tuple(sorted(found, key=lambda s: (s.move.phase, str(s.move))))
         return self._sites_of[filled]
 
@@ -223,13 +225,15 @@ class ScheduleSpace:
         return self.point(node)
 
     def _prefer(self, d: Decision) -> Value:
-        """Split outputs over blocks and folded axes in time, stage all that can be, one atom; sizes near 256 and the middle."""
+        """Split outputs over blocks and folded axes in time, stage all that can be, one atom; sizes that do on most targets."""
         if d.ordered:
-            near = 256 if "/split(" in d.name else d.values[(len(d.values) - 1) // 2]
+            near = d.values[(len(d.values) - 1) // 2]
+            if "/split(" in d.name:
+                near = next((size for level, size in _USUAL if f",{level}," in d.name), 256) if not self.target.is_cpu else 256
             return min(d.values, key=lambda v: abs(int(v) - int(near)))
         folded = {a for s in self.program.stages for a in s.folded}
         loops = (f"({a},serial," for a in folded)
-        wanted = (f",{self.target.block_level},", *loops, "/stage(", "/atom(fma", "/atom(")
+        wanted = (f",{self.target.block_level},", *loops, "/stage(", "/atom(fma", "/atom(mma", "/atom(")
         for mark in wanted:
             found = next((v for v in d.values if mark in str(v)), None)
             if found is not None and not (mark == "/stage(" and "ldg" in str(found)):

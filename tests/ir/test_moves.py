@@ -11,6 +11,7 @@ from emmy.ir.moves import (
     Operand,
     Persist,
     PingPong,
+    Raster,
     Specialize,
     Split,
     SplitK,
@@ -54,6 +55,10 @@ class TestPingPong(MoveContract):
 
 class TestSpecialize(MoveContract):
     move = Specialize
+
+
+class TestRaster(MoveContract):
+    move = Raster
 
 
 class TestSplit(MoveContract):

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.expr import Read, factors
+from emmy.ir.gpu import WARP, thread_registers, warps
 from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage
@@ -47,11 +48,14 @@ class BindAtom(Move):
                 monoid = plan.program.stage(w.stage).monoid
                 if monoid is None or w.combine:
                     continue
-                for kind in ATOMS.values():
-                    for inner in tuple(s.out for s in monoid.lift) or (None,):
-                        site = cls._site(plan, target, la, w, kind, inner)
-                        if site:
-                            yield site
+                if not target.is_cpu and not _staged(plan, la, w):
+                    continue  # a GPU's atoms read operands from shared memory
+                for inner in tuple(s.out for s in monoid.lift) or (None,):
+                    kinds = (x for x in ATOMS.values() if x.searched)
+                    found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
+                    if found.keys() & {"mma", "wgmma"}:
+                        found.pop("simt", None)  # a matrix instruction does the same many times faster
+                    yield from found.values()
 
     @classmethod
     def _site(cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind, inner: str | None) -> Site | None:
@@ -62,9 +66,11 @@ class BindAtom(Move):
         domains = _legal(kind, target, _left(plan, la, w, s))
         if not domains:
             return None
-        values = {n: (d[0] if len(d) == 1 else OPEN) for n, d in domains}
-        move = cls(la.name, w.stage, kind.name, values["m"], values["n"], values["k"], values["width"], inner)
-        return Site(move, tuple((n, d) for n, d in domains if len(d) > 1))
+        # Which knobs are open follows from the target alone, so that a skeleton stays the same move on other tiles.
+        fixed = {n: d[0] for n, d in kind.domains(target).items() if len(d) == 1}
+        m, n, k, width = (fixed.get(x, OPEN) for x in ("m", "n", "k", "width"))
+        move = cls(la.name, w.stage, kind.name, m, n, k, width, inner)
+        return Site(move, tuple((x, d) for x, d in domains if x not in fixed))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan, work="required")
@@ -97,6 +103,15 @@ class BindAtom(Move):
             if not _fits(kind, step, left):
                 need = "a multiple is needed" if kind.exact else "at least half must be used"
                 return f"{self.atom} computes {step} of {axis or 'm'} at once, the tile has {left}: {need}"
+        return None if target.is_cpu or self.inner else self._refuse_registers(plan, target, la, w, s)
+
+    def _refuse_registers(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage) -> str | None:
+        assert isinstance(self.m, int) and isinstance(self.n, int) and isinstance(self.k, int)
+        atom, threads = Atom(s.out, self.atom, self.m, self.n, self.k), WARP * warps(plan, la.tile.nest)
+        need = thread_registers(plan, la, w, atom, mnk_axes(s))
+        most = min(target.max_regs_thread, target.regs_sm // threads)
+        if need > most:
+            return f"{self.atom} needs about {need} registers a thread, {threads} threads of {target.name} have {most} each"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
@@ -122,6 +137,12 @@ class BindAtom(Move):
 def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
     """The axes a contraction's atom calls m, n and k; m is None for a contraction with one own axis."""
     return (s.axes[-2] if len(s.axes) > 1 else None), s.axes[-1], s.folded[-1]
+
+
+def _staged(plan: Plan, la: Launch, w: Work) -> bool:
+    """Whether every input the work reads is in shared memory."""
+    reads = (v for v in plan.program.stage(w.stage).reads if plan.program.is_input(v))
+    return all(la.tile.channel(v) for v in reads)
 
 
 def _left(plan: Plan, la: Launch, w: Work, s: Stage) -> tuple[int, int, int]:

@@ -42,6 +42,7 @@ class Move(ABC):
     phase: ClassVar[int]  # a search applies moves in ascending phase, so that one plan has few spellings
     commutes: ClassVar[bool] = False  # the order among moves of this kind does not matter: a search sorts them
     mandatory: ClassVar[bool] = False  # a search does not stop while this move has a site
+    searched: ClassVar[bool] = True  # code is generated for what the move makes, so that a search may choose it
 
     @classmethod
     @abstractmethod
@@ -86,10 +87,14 @@ class Move(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A move with its knobs open and, for each knob, the values that are legal here."""
+    """A move with its knobs open and, for each knob, the values that are legal here.
+
+    mandatory: a search does not stop at this plan, because no code is generated for it as it stands.
+    """
 
     move: Move
     domains: Domains = ()
+    mandatory: bool = False
 
 
 MOVES: dict[str, type[Move]] = {}

@@ -31,6 +31,7 @@ class Specialize(Move):
     consumer_regs: Knob
     name: ClassVar[str] = "specialize"
     phase: ClassVar[int] = 45
+    searched: ClassVar[bool] = False
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
@@ -90,6 +91,7 @@ class Persist(Move):
     workers: Knob
     name: ClassVar[str] = "persist"
     phase: ClassVar[int] = 46
+    searched: ClassVar[bool] = False
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
@@ -126,6 +128,7 @@ class PingPong(Move):
 
     name: ClassVar[str] = "pingpong"
     phase: ClassVar[int] = 47
+    searched: ClassVar[bool] = False
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:

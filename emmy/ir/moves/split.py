@@ -19,9 +19,11 @@ from emmy.ir.moves.base import (
     refuse_path,
     register,
 )
+from emmy.ir.moves.gpu_tiles import missing_loop
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops, refuse_own_loop
 from emmy.ir.target import Target
 
+_LEAST_TILE = 64  # of a GPU: an axis may be shorter
 _MOST_LOOPS = 32  # around one work: far beyond what helps, and short enough to walk recursively
 
 
@@ -45,6 +47,14 @@ class Split(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        if not target.is_cpu:
+            missing = missing_loop(plan, target)
+            if missing is not None:
+                move = cls(missing.launch, None, missing.axis, missing.level, OPEN)
+                legal = tuple(x for x in missing.steps if move.fill({"step": x}).refuse(plan, target) is None)
+                if legal:
+                    yield Site(move, (("step", legal),), mandatory=True)
+            return
         for la in plan.launches:
             if la.tile.channels or any(w.atoms for w in la.tile.works):
                 continue  # a search splits first: a channel's block follows from the loops around it
@@ -66,8 +76,13 @@ class Split(Move):
             return None
         nest = self._nest(plan)
         size = plan.extent(nest, self.axis)
-        if not 1 <= self.step <= size:
-            return f"{self.axis} has {size} left, the step is {self.step}: it must be 1..{size}"
+        cut = any(x.axis == self.axis for x in nest)
+        # The first piece of an axis may run over its end on a GPU, where tiles have the sizes that atoms take.
+        most = size if target.is_cpu or cut else max(2 * size - 1, _LEAST_TILE)
+        if not 1 <= self.step <= most:
+            return f"{self.axis} has {size} left, the step is {self.step}: it must be 1..{most}"
+        if cut and size % self.step and not target.is_cpu:
+            return f"pieces of {self.step} do not fill the {size} of {self.axis} around them: {target.name} needs a divisor"
         width = next(x.width for x in target.levels if x.name == self.level)
         if not width or self.level in BLOCK_LEVELS:
             return None

@@ -65,18 +65,18 @@ class SplitK(Move):
         others = [x for x in others[: others.index(self.out) + 1] if x != self.out]
         if others:
             return f"{', '.join(others)} folds {axis} in {self.launch} too: only one sum can be shared by blocks, cut first"
-        return self._refuse_parts(plan, axis) or self._refuse_loops(plan, target)
+        return self._refuse_parts(plan, axis, target) or self._refuse_loops(plan, target)
 
     def _refuse_loops(self, plan: Plan, target: Target) -> str | None:
         """The same for any number of parts: which works the new loop runs over, and what they leave for one another."""
         after = replace(self, parts=1).rewrite(plan, target)
         return next((r for la in after.launches if (r := refuse_loops(after, la))), None)
 
-    def _refuse_parts(self, plan: Plan, axis: str) -> str | None:
+    def _refuse_parts(self, plan: Plan, axis: str, target: Target) -> str | None:
         if not isinstance(self.parts, int):
             return None
         size = upper(plan.program.dim(axis))
-        step = -(-size // max(self.parts, 1))
+        step = _part(size, max(self.parts, 1), target)
         if not 2 <= self.parts <= size or -(-size // step) != self.parts:
             return f"{axis} has {size}, which does not make {self.parts} parts of equal step"
         s = plan.program.stage(self.out)
@@ -96,7 +96,7 @@ class SplitK(Move):
         la = plan.launch(self.launch)
         axis = plan.program.stage(self.out).folded[0]
         i = [w.stage for w in la.tile.works].index(self.out)
-        step = -(-upper(plan.program.dim(axis)) // self.parts)
+        step = _part(upper(plan.program.dim(axis)), self.parts, target)
         last = Launch(
             f"k{len(plan.launches)}", Tile((Work(self.out, combine=True), *la.tile.works[i + 1 :])), (self.launch,)
         )
@@ -104,3 +104,12 @@ class SplitK(Move):
         first = replace(la, tile=replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
         workspaces = (*plan.workspaces, Workspace(self.out, axis, self.parts))
         return replace(plan.with_launch_after(first, last), workspaces=workspaces)
+
+
+def _part(size: int, parts: int, target: Target) -> int:
+    """How much of the axis one part folds: an even share; on a GPU whole pieces of what its atoms and copies take."""
+    share = -(-size // parts)
+    if target.is_cpu:
+        return share
+    whole = 64 if share >= 256 else 16
+    return -(-share // whole) * whole

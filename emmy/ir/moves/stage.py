@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from emmy.ir.dtype import size_bytes
+from emmy.ir.gpu import TRANSFER_BYTES, multiple, transfer_bytes
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.moves.gpu_tiles import missing_loop
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
@@ -44,6 +47,9 @@ class Stage(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        if not target.is_cpu:
+            yield from cls._gpu_sites(plan, target)
+            return
         for la in plan.launches:
             if any(w.atoms for w in la.tile.works):
                 continue
@@ -59,6 +65,38 @@ class Stage(Move):
                         yield Site(cls(la.name, None, value, transport, 1))
                     elif legal:
                         yield Site(cls(la.name, None, value, transport, OPEN), (("depth", legal),))
+
+    @classmethod
+    def _gpu_sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        """Both operands by one transport in rings of one depth; ldg where rows are too odd for the others."""
+        if missing_loop(plan, target) is not None:
+            return
+        for la in plan.launches:
+            values = [v for v in _contracted(plan, la) if not la.tile.channel(v)]
+            if not values or any(w.atoms for w in la.tile.works):
+                continue
+            first = next(iter(la.tile.channels), None)
+            found = {}
+            for transport in ("tma", "cp_async", "ldg"):
+                tried = range(1, 7) if first is None else (first.depth,)
+                depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
+                if depths and (first is None or first.transport == transport):
+                    found[transport] = depths
+            if len(found) > 1:
+                found.pop("ldg", None)
+            for transport, depths in found.items():
+                move = cls(la.name, None, values[0], transport, OPEN)
+                yield Site(move, (("depth", depths),), mandatory=True)
+
+    @classmethod
+    def _all_fit(cls, plan: Plan, la: Launch, target: Target, values: list[str], transport: str, depth: int) -> bool:
+        """Whether every value can be staged so, one after another."""
+        for v in values:
+            move = cls(la.name, None, v, transport, depth)
+            if move.refuse(plan, target) is not None:
+                return False
+            plan = move.rewrite(plan, target)
+        return True
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -89,7 +127,24 @@ class Stage(Move):
                 return f"{self.value} is filled once a tile: depth {self.depth} against 1"
             if self.depth > 1 and self.transport == "pack":
                 return f"pack is not asynchronous: depth {self.depth} against 1"
-            return self._refuse_memory(plan, la, target)
+            if self.depth > 2 and self.transport == "ldg":
+                return f"ldg keeps one block of {self.value} in registers: depth {self.depth} against 2"
+            return self._refuse_transfer(plan, la) or self._refuse_memory(plan, la, target)
+        return self._refuse_transfer(plan, la)
+
+    def _refuse_transfer(self, plan: Plan, la: Launch) -> str | None:
+        """Why the transport cannot move the value's rows, as far as their length tells."""
+        v = plan.program.value(self.value)
+        if self.transport not in ("cp_async", "tma") or not v.axes:
+            return None
+        row = size_bytes(v.dtype) * multiple(plan.program.dim(v.axes[-1]))
+        size = transfer_bytes(plan, la.tile.nest, self.value)
+        if self.transport == "cp_async" and size < 4:
+            return f"rows of {self.value} have {row} bytes, which {size} divides: cp_async moves 4, 8 or 16 at a time, ldg 2"
+        if self.transport == "tma" and row % TRANSFER_BYTES:
+            return f"rows of {self.value} have {row} bytes: tma needs a multiple of {TRANSFER_BYTES}"
+        if self.transport == "tma" and self.layout == "pad":
+            return "tma cannot leave the gaps of layout pad: swizzle128 or row"
         return None
 
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:

@@ -28,7 +28,7 @@ class Unroll(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
+        for la in plan.launches if target.is_cpu else ():  # a GPU's atoms say how they are unrolled
             for w in la.tile.works:
                 legal = tuple(f for f in _FACTORS if cls(la.name, w.stage, f).refuse(plan, target) is None)
                 if legal:

@@ -1,0 +1,62 @@
+"""What a launch asks of a GPU, told from the plan before anything is compiled: threads, registers, width of transfers.
+
+Moves refuse by these numbers, code generation is built on them, and the cost model may read them. Knows no code.
+"""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+from emmy.ir.dtype import size_bytes
+from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
+from emmy.ir.program import Dim, Sym
+
+WARP = 32  # threads
+TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
+_OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
+
+
+def multiple(dim: Dim) -> int:
+    """A number that certainly divides the size."""
+    return dim.multiple if isinstance(dim, Sym) else dim
+
+
+def warps(plan: Plan, nest: tuple[Loop, ...]) -> int:
+    """Warps of a block: the iterations of its loops over warps."""
+    return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "warp")
+
+
+def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
+    """Bytes of the widest transfer that every row of a value and every piece of its contiguous axis allows: 16, 8, 4, 2.
+
+    A row starts a multiple of the row's length after the first, which the caller aligns to 16 bytes.
+    """
+    v = plan.program.value(value)
+    if not v.axes:
+        return size_bytes(v.dtype)
+    steps = [x.step for x in nest if x.axis == v.axes[-1] and x.level in ("grid", "serial")]
+    return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
+
+
+def atom_registers(atom: str, m: int, n: int, k: int) -> int:
+    """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time."""
+    sums = m * n // WARP
+    if atom == "simt":
+        return sums + 4 * (m // 4 + n // 8)  # atom.k operands of each row and column a lane has
+    sets = min(2, k // 16)  # of operands; one is loaded while the other is multiplied
+    operands = sets * (m // 16 * 4 + n // 8 * 2)
+    halves = {"hybrid": sums // 2, "f16": sums // 2}.get(atom, 0)
+    return sums + halves + operands
+
+
+def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: tuple[str | None, str, str]) -> int:
+    """Registers of a thread of a launch whose `work` has `atom` over the axes m, n, k: an estimate, mostly from above."""
+    nest = launch.tile.nest
+    m, n, k = (plan.extent(nest, a) if a else 1 for a in axes)
+    need = atom_registers(atom.name, m, n, k) + _OTHER_REGISTERS
+    for c in launch.tile.channels:
+        if c.transport == "ldg":
+            size = transfer_bytes(plan, nest[: c.at + 1], c.value)
+            copies = -(-plan.slot_bytes(launch.tile, c) // (size * WARP * warps(plan, nest)))
+            need += copies * max(1, size // 4)
+    return need
