@@ -21,7 +21,7 @@ from emmy.errors import EmmyError, UsageError
 
 Buffer = int | NDArray[np.generic]  # an address, or an array whose memory it is
 T = TypeVar("T")
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-ldl")
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
 _CUDA = 1000  # launcher.h: EMMY_CUDA
 
 

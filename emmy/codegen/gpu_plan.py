@@ -1,0 +1,70 @@
+"""A GPU plan as one file: lines that say how its kernels are launched, then the cubin that holds them.
+
+The launcher reads it (`emmy/runtime/cuda.cpp`). The lines, in this order, words separated by blanks:
+
+    emmy-gpu-plan 1
+    sym m 1 4096                            size known at run time, and the range it is allowed to have
+    argument A 2 15360 $0 *                 bytes of an element, number of elements
+    workspace C_parts 4 4096 $0 *
+    kernel k0 256 49152 $0 127 + 128 /      threads, dynamic shared memory, blocks; its parameters follow:
+    map A f16 128 64 3 : 3840 : $0          of a buffer: dtype, box rows, box columns, swizzle : columns : rows
+    pass A                                  the address of a buffer
+    size m                                  a symbol's size, 32-bit
+    cubin 20480                             as many bytes follow
+
+Whole numbers are expressions in postfix; $0 is the first symbol's size. Knows no file on disk and no compiler.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from emmy.codegen.cpu import buffers
+from emmy.codegen.kernel import Int, IntOp, IntVar, Whole
+from emmy.codegen.kernel_gpu import GpuKernel
+from emmy.errors import PlanError
+from emmy.ir.dtype import size_bytes
+from emmy.ir.plan import Plan
+
+VERSION = 1
+
+
+def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
+    """The file's bytes for the kernels of a plan, launched in that order, and the cubin they were compiled to."""
+    syms = {f"len_{s.name}": i for i, s in enumerate(plan.program.syms)}
+    lines = [f"emmy-gpu-plan {VERSION}"]
+    lines += [f"sym {s.name} {s.lo} {s.hi}" for s in plan.program.syms]
+    for b in buffers(plan):
+        kind = "workspace" if b.role == "workspace" else "argument"
+        lines.append(f"{kind} {b.name} {size_bytes(b.dtype)} {_postfix(b.elements, syms)}")
+    for k in kernels:
+        lines.append(f"kernel {k.name} {k.threads} {k.smem_bytes} {_postfix(k.blocks, syms)}")
+        dtypes = {b.name: b.dtype for b in k.buffers}
+        for m in k.maps:
+            columns, rows = _postfix(m.columns, syms), _postfix(m.rows, syms)
+            box = f"{m.box_rows} {m.box_columns} {m.swizzle}"
+            lines.append(f"map {m.value} {dtypes.get(m.value) or _dtype(plan, m.value)} {box} : {columns} : {rows}")
+        lines += [f"pass {b.name}" for b in k.buffers]
+        lines += [f"size {plan.program.syms[syms[name]].name}" for name in k.syms]
+    lines.append(f"cubin {len(cubin)}")
+    return "\n".join(lines).encode("ascii") + b"\n" + cubin
+
+
+def _dtype(plan: Plan, name: str) -> str:
+    return next(b.dtype for b in buffers(plan) if b.name == name)
+
+
+def _postfix(x: Whole, syms: dict[str, int]) -> str:
+    match x:
+        case Int(v):
+            return str(v)
+        case IntVar(name):
+            if name not in syms:
+                raise PlanError(f"a launch's size depends on {name}; it may depend on {', '.join(syms) or 'no symbol'}")
+            return f"${syms[name]}"
+        case IntOp("+" | "-" | "*" | "/" | "%" | "min" | "max" as fn, a, b):
+            return f"{_postfix(a, syms)} {_postfix(b, syms)} {fn}"
+        case IntOp(fn, _, _):
+            raise PlanError(f"a launch's size is computed with {fn}; + - * / % min max are allowed")
+        case _:
+            assert_never(x)
