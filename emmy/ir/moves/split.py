@@ -159,6 +159,7 @@ def _steps(plan: Plan, la: Launch, axis: str, level: str, target: Target) -> tup
     if Split(la.name, None, axis, level, OPEN)._refuse_place(plan, target):
         return ()
     left = plan.extent(nest, axis)
-    shares = {-(-left // n) for n in (2, 3, 4, 6, 8)} if left > 64 else set()
+    shares = {-(-left // n) for n in (2, 3, 4, 5, 6, 8)} if left > 64 else set()
     rounded = {-(-s // 8) * 8 for s in shares}
-    return tuple(sorted(s for s in {*powers(16, 4096), *rounded} if s < left and left // s <= 512))
+    least = 16 if level in BLOCK_LEVELS else 8  # a few steps of k at a time suit a single row of outputs
+    return tuple(sorted(s for s in {*powers(least, 4096), *rounded} if s < left and left // s <= 512))
