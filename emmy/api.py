@@ -32,8 +32,8 @@ from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.schedule_space import ScheduleSpace
-from emmy.search.session import Request, load_model, open_run
-from emmy.search.tuner import Stop, TuneResult
+from emmy.search.session import Request, finished_before, load_model, open_run
+from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import Winner, by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
@@ -102,14 +102,22 @@ def tune(
     limits = budget if isinstance(budget, Budget) else parse_budget(budget)
     target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
     leader = load_model(model, target, home, on_event)
+    by_work = sorted(ops, key=lambda o: -o.work().flops)
+    requests = [Request(o, target, strategy, seed, limits, threads, fresh) for o in by_work]
     results: list[TuneResult] = []
     with device(target, threads, wait=wait, measurer=measurer) as here:
-        for one in sorted(ops, key=lambda o: -o.work().flops):
-            if stop.asked and results:
-                break
-            request = Request(one, target, strategy, seed, limits, threads, fresh)
-            results.append(open_run(request, here, home, __version__, leader, on_event, stop).go())
+        done = finished_before(requests, here, home, __version__, leader)
+        for request in requests:
+            if request.op.key in done:
+                on_event(Note(f"{request.op}: finished before the interruption, and left out now"))
+                continue
+            result = open_run(request, here, home, __version__, leader, on_event, stop, done).go()
             _ingest(home, on_event)
+            if result.trials or len(requests) == 1:
+                results.append(result)
+            if result.why == INTERRUPTED:  # where the same command goes on
+                break
+            done = (*done, request.op.key)
     return results[0] if alone else tuple(results)
 
 

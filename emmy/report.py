@@ -293,7 +293,6 @@ class TuneProgress:
         about = [f"strategy {e.strategy}", f"budget {e.budget}"]
         about += [f"resumed after {e.resumed} trials"] if e.resumed else []
         about += [f"{e.known} schedules known"] if e.known else []
-        about += [f"{e.listed} schedules in all"] if e.listed is not None else []
         about += [f"led by model {e.model}" if e.model else "no model"]
         self.say(f"{e.op} on {e.target}: {', '.join(about)}")
 

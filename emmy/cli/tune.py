@@ -19,7 +19,9 @@ INTERRUPTED = 130
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("op", nargs="+", help="ops such as matmul:512x1024x3840:f32, or a set: @projections, @gemma4-12b")
+    parser.add_argument(
+        "op", nargs="+", help="ops such as matmul:512x1024x3840:f32, or a set: @projections, @gemma4-12b"
+    )
     add_gpu(parser)
     add_threads(parser)
     parser.add_argument(
@@ -64,7 +66,9 @@ def run(args: Namespace, screen: Screen) -> int:
         )
     _render(results, args, screen)
     if stop.asked:
-        screen.say("interrupted: everything that was measured is kept, and the same command goes on from here")
+        screen.say(
+            "interrupted: everything that was measured is kept; what was not finished goes on by the same command"
+        )
         return INTERRUPTED
     return int(any(r.best is None for r in results))
 
@@ -94,6 +98,7 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
         counts = ", ".join(f"{n} {status}" for status, n in r.counts.items())
         if r.best is None:
             screen.show(f"{r.op}: no right answer in {r.trials} trials ({counts})")
+            screen.record("tune", {"op": r.op, "verdict": "no right answer", "trials": r.trials, "statuses": r.counts})
             continue
         default_us = r.default.time_us if r.default else None
         reproduce = f"emmy bench {r.op} --threads {args.threads}" + (f" --home {args.home}" if args.home else "")

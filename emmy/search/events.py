@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from emmy.records import Measurement
 from emmy.search.budget import Budget
@@ -11,7 +11,7 @@ from emmy.search.budget import Budget
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run begins, or goes on after `resumed` trials. `listed`: size of the space when it is small enough to list."""
+    """A run begins, or goes on after `resumed` trials."""
 
     op: str
     target: str
@@ -21,7 +21,6 @@ class Started:
     resumed: int
     known: int  # trials of this op that earlier runs made
     model: str  # digest of the model that leads; "" = none
-    listed: int | None
 
 
 @dataclass(frozen=True, slots=True)

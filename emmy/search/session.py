@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.registry import find, model_roots
-from emmy.errors import DataError, StaleModel, UsageError
+from emmy.costmodel.samples import generated_digest
+from emmy.errors import DataError, PlanError, StaleModel, UsageError
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.program import upper
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
-from emmy.records import Device
+from emmy.records import Device, Measurement
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.registry import make_strategy
@@ -51,28 +53,52 @@ def open_run(
     model: CostModel | None = None,
     on_event: Listener = ignore,
     stop: Stop | None = None,
+    done: tuple[str, ...] = (),
 ) -> Run:
-    """A run ready to go: the interrupted one with the same request if there is one, else a new one that knows earlier rows."""
+    """A run ready to go: the interrupted one with the same request if there is one, else a new one that knows earlier rows.
+
+    done: ops that the same command has finished already; kept with a new run, see `finished_before`
+    """
     space = ScheduleSpace(request.op, request.target, request.threads)
-    digest = model.digest if model else ""
-    plan = Plan(request.op.key, request.target.name, request.strategy, request.seed, request.budget, digest)
-    device = measurer.device
-    protocol, generation = f"{request.threads} threads on {device.product} {device.uuid_hash}", 0
-    while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
-        generation += 1
-    _set_aside(request, home, "" if request.fresh else plan.run_id(protocol, generation, emmy_version), on_event)
-    while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
-        generation += 1
-    run_id = plan.run_id(protocol, generation, emmy_version)
+    plan, device = _plan(request, model), measurer.device
+    run_id = _next_run_id(plan, request, device, home, emmy_version)
+    _set_aside(request, home, "" if request.fresh else run_id, on_event)
+    run_id = _next_run_id(plan, request, device, home, emmy_version)
     path = journal_path(home, run_id)
     if path.exists():
         start = Start.from_text(read_journal(path).header.start)
     else:
         start = Start() if request.fresh else _start(request, device, home, on_event)
+        start = replace(start, done=done)
     known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
     strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known)
     plan = replace(plan, start=start)
     return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop())
+
+
+def finished_before(
+    requests: Sequence[Request], measurer: Measurer, home: Path, emmy_version: str, model: CostModel | None = None
+) -> tuple[str, ...]:
+    """Ops that a command for these requests had finished when it was interrupted in one of the others; () if none was."""
+    for request in requests:
+        run_id = _next_run_id(_plan(request, model), request, measurer.device, home, emmy_version)
+        path = journal_path(home, run_id)
+        if path.exists() and not request.fresh:
+            return Start.from_text(read_journal(path).header.start).done
+    return ()
+
+
+def _plan(request: Request, model: CostModel | None) -> Plan:
+    digest = model.digest if model else ""
+    return Plan(request.op.key, request.target.name, request.strategy, request.seed, request.budget, digest)
+
+
+def _next_run_id(plan: Plan, request: Request, device: Device, home: Path, emmy_version: str) -> str:
+    """The id of the first run of this plan that has not ended: interrupted, or not begun."""
+    protocol, generation = f"{request.threads} threads on {device.product} {device.uuid_hash}", 0
+    while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
+        generation += 1
+    return plan.run_id(protocol, generation, emmy_version)
 
 
 def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> None:
@@ -93,7 +119,7 @@ def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> N
 
 def _start(request: Request, device: Device, home: Path, on_event: Listener) -> Start:
     """Earlier trials of this op on this device under this protocol, and the winners of the nearest other problems."""
-    dataset = Dataset(home)
+    dataset = Dataset.of(home)
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
@@ -101,7 +127,10 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     same = [
         r
         for r in rows
-        if r.device.product == device.product and r.protocol.threads == request.threads and not r.contended
+        if r.device.product == device.product
+        and r.protocol.threads == request.threads
+        and not r.contended
+        and not _is_cured(r, request)
     ]
     known: dict[str, float | None] = {}
     for r in same:
@@ -112,6 +141,16 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     if first and not known:
         on_event(Note(f"starting from the winners of {len(first)} near problems"))
     return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]))
+
+
+def _is_cured(row: Measurement, request: Request) -> bool:
+    """Whether a schedule that failed generates another source today, so that it deserves another try."""
+    if row.status == "ok":
+        return False
+    try:
+        return generated_digest(request.op, row.schedule, request.target) != row.source_digest
+    except (PlanError, UsageError):
+        return False  # refused still
 
 
 def distance(op: Op, other_key: str) -> float | None:

@@ -12,7 +12,8 @@ import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from emmy.errors import DataError
@@ -28,6 +29,7 @@ from emmy.search.strategy import Strategy
 log = logging.getLogger("emmy.search.tuner")
 
 FINALISTS = 5
+INTERRUPTED = "interrupted"  # why a run ended that can be resumed
 BATCH = 8
 
 _Timed = tuple[Measurement, float]  # a row, and the seconds that had been spent on the run when it was stored
@@ -39,18 +41,18 @@ class Start:
 
     first: tuple[str, ...] = ()  # schedules measured after the default: winners of near problems
     known: tuple[tuple[str, float | None], ...] = ()  # (schedule, time_us) of this op
+    done: tuple[str, ...] = ()  # ops that the same command had finished before
 
     def to_text(self) -> str:
-        return json.dumps({"first": self.first, "known": self.known}, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> Start:
         """Raises DataError when a journal's header holds something else."""
         try:
             raw = json.loads(text)
-            return cls(
-                tuple(map(str, raw["first"])), tuple((str(k), None if t is None else float(t)) for k, t in raw["known"])
-            )
+            known = tuple((str(k), None if t is None else float(t)) for k, t in raw["known"])
+            return cls(tuple(map(str, raw["first"])), known, tuple(map(str, raw["done"])))
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f"journal header: start is not what a search writes: {e}") from None
 
@@ -148,19 +150,18 @@ class Run:
                 self._resumed,
                 len(plan.start.known),
                 plan.model,
-                self.space.size(10**6),
             )
         )
         self._began = time.monotonic()
         try:
             why = self._search()
-            finalists = () if why == "interrupted" else self._race()
+            finalists = () if why == INTERRUPTED else self._race()
         except BaseException:
             assert self._journal is not None
             self._journal.leave()
             raise
         assert self._journal is not None
-        if why == "interrupted":
+        if why == INTERRUPTED:
             self._journal.leave()
         else:
             self._journal.close()
@@ -208,6 +209,8 @@ class Run:
 
     # ------------------------------------------------------------ search
     def _search(self) -> str:
+        if self.stop.asked:
+            return INTERRUPTED
         default = self.space.default()
         opening = [default, *self._donors(default)]
         why = self._measure(opening)
@@ -231,9 +234,7 @@ class Run:
             self._take(row, elapsed_s)
             trials.append(Trial(by_key[row.schedule], row.time_us))
             why = (
-                "interrupted"
-                if self.stop.asked
-                else self.plan.budget.spent(len(self.rows), elapsed_s, self._since_best)
+                INTERRUPTED if self.stop.asked else self.plan.budget.spent(len(self.rows), elapsed_s, self._since_best)
             )
             if why:
                 break
@@ -251,7 +252,7 @@ class Run:
     def _take(self, row: Measurement, elapsed_s: float) -> None:
         self.rows.append(row)
         self._elapsed_s = elapsed_s
-        is_best = row.time_us is not None and (self._best is None or _rank(row) < _rank(self._best))
+        is_best = row.time_us is not None and row.time_us < _time(self._best)
         self._best, self._since_best = (row, 0) if is_best else (self._best, self._since_best + 1)
         best_us = self._best.time_us if self._best else None
         self.on_event(Measured(row, len(self.rows), best_us, is_best, elapsed_s, self._eta()))
@@ -271,8 +272,8 @@ class Run:
 
         Rows of a race that a kill cut short count, each being taken in turns with the stock kernel; the others are raced.
         """
-        times = {k: (False, t) for k, t in self.plan.start.known if t is not None}
-        times |= {r.schedule: _rank(r) for r in self.rows if r.time_us is not None}
+        times = {k: t for k, t in self.plan.start.known if t is not None}
+        times |= {r.schedule: r.time_us for r in self.rows if r.time_us is not None}
         keys = sorted(times, key=times.__getitem__)[:FINALISTS]
         if not keys:
             self.on_event(Note("no candidate gave a right answer: nothing to race"))
@@ -286,7 +287,7 @@ class Run:
         return tuple(rows[k] for k in keys if k in rows)
 
     def _result(self, why: str, finalists: tuple[Measurement, ...]) -> TuneResult:
-        placed = sorted((r for r in finalists if r.time_us is not None), key=_rank)
+        placed = sorted((r for r in finalists if r.time_us is not None), key=_time)
         return TuneResult(
             op=self.plan.op,
             target=self.plan.target,
@@ -303,10 +304,9 @@ class Run:
         )
 
 
-def _rank(row: Measurement) -> tuple[bool, float]:
-    """Orders rows that have a time: one that was disturbed stands behind all that were not."""
-    assert row.time_us is not None
-    return row.contended, row.time_us
+def _time(row: Measurement | None) -> float:
+    """Orders rows. One that was disturbed is too slow if anything, so that a fast one deserves its place in the race."""
+    return inf if row is None or row.time_us is None else row.time_us
 
 
 def is_complete(home: Path, run_id: str) -> bool:
