@@ -123,21 +123,20 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
-        best = snapshot.best(target=request.target.name)
+        winners = snapshot.query(
+            "SELECT op, arg_min(schedule, list_median(samples_us)) FROM measurement "
+            f"WHERE status = 'ok' AND target = '{request.target.name}' GROUP BY op ORDER BY op"
+        ).rows
     same = [
         r
         for r in rows
-        if r.device.product == device.product
-        and r.protocol.threads == request.threads
-        and not r.contended
-        and not _is_cured(r, request)
+        if r.device.product == device.product and r.protocol.threads == request.threads and not _is_cured(r, request)
     ]
     known: dict[str, float | None] = {}
-    for r in same:
-        t = r.time_us
-        known[r.schedule] = min((x for x in (known.get(r.schedule), t) if x is not None), default=None)
-    near = sorted((d, b.time_us, b.row.schedule) for b in best if (d := distance(request.op, b.row.op)) is not None)
-    first = tuple(dict.fromkeys(s for _, _, s in near))[:_NEAREST]
+    for r in same:  # the least time: what disturbs a measurement makes it slower
+        known[r.schedule] = min((x for x in (known.get(r.schedule), r.time_us) if x is not None), default=None)
+    near = sorted((d, str(s)) for op, s in winners if (d := distance(request.op, str(op))) is not None)
+    first = tuple(dict.fromkeys(s for _, s in near))[:_NEAREST]
     if first and not known:
         on_event(Note(f"starting from the winners of {len(first)} near problems"))
     return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]))
