@@ -152,6 +152,8 @@ def _number(x: Number) -> str:
             return f"({_number(a)} {_COMPARE[fn]} {_number(b)} ? 1.0f : 0.0f)"
         case Call("where", (cond, a, b)):
             return f"({_number(cond)} != 0.0f ? {_number(a)} : {_number(b)})"
+        case Call("join16", (a, b)):
+            return f"({_number(a)} | (u32){_number(b)} << 16)"
         case Call("neg", (a,)):
             return f"(-{_number(a)})"
         case Call(fn, args):

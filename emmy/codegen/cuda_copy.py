@@ -9,7 +9,23 @@ from dataclasses import dataclass
 
 from emmy.codegen.cuda_layout import PERIOD
 from emmy.codegen.cuda_scope import Piece, Ring, Walk
-from emmy.codegen.kernel import Int, IntVar, LetInt, View, Whole, below, both, minus, over, plus, rest, times
+from emmy.codegen.kernel import (
+    Call,
+    Int,
+    IntVar,
+    LetInt,
+    Load,
+    Store,
+    View,
+    Whole,
+    below,
+    both,
+    minus,
+    over,
+    plus,
+    rest,
+    times,
+)
 from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, MapRef, Ref, Regs, Stmt, TensorMap, counter, unrolled
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import transfer_bytes
@@ -21,19 +37,31 @@ MOST_ROWS = 256  # of a box of the copy engine (CUDA driver API: cuTensorMapEnco
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one thread copies of each block: `count` pieces of `granule` bytes. Made at the head of the kernel.
+    """What one thread copies of each block: `count` pieces of `granule` bytes, each by `loads` loads (2 where rows are odd).
 
     It copies at (row, column) and every `stride` rows further; `to` is the byte in the slot and `view` the source, where
     they could be worked out once. `some`: not every thread has work in every pass.
     """
 
     granule: int
+    loads: int
     count: int
     stride: int
     row: Whole
     column: Whole
     to: Whole | None
     view: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """One piece: statements before it, where it goes and comes from, whether each load's source exists, whether it is one."""
+
+    lets: tuple[Stmt, ...]
+    to: Ref
+    source: Ref
+    exists: tuple[Whole, ...]
+    inside: Whole
 
 
 @dataclass(slots=True)
@@ -65,22 +93,24 @@ class Copier:
         if self.ring.channel.transport == "tma":
             self.map = self._map()
             return
-        granule = transfer_bytes(w.plan, w.nest, self.ring.value)
-        if self.ring.channel.transport == "cp_async" and granule < 4:
-            size = f"rows of {self.pitch * self.item} bytes allow {granule}"
+        aligned = transfer_bytes(w.plan, w.nest, self.ring.value)
+        granule = max(4, aligned)  # threads that wrote halves of one word would write over each other
+        loads = granule // aligned
+        if self.ring.channel.transport == "cp_async" and loads > 1:
+            size = f"rows of {self.pitch * self.item} bytes allow {aligned}"
             raise w.cannot(f"{self.ring.value}: cp_async moves 4, 8 or 16 bytes, {size}: stage it by ldg")
         per_row = s.columns * self.item // granule
         wide = granule // self.item
         if w.threads % per_row:  # threads do not come out even: each copy finds its place by itself
             count = -(-s.rows * per_row // w.threads)
-            self.share = Share(granule, count, 0, Int(0), Int(0), None, self._view(Int(0), Int(0)))
+            self.share = Share(granule, loads, count, 0, Int(0), Int(0), None, self._view(Int(0), Int(0)))
             return
         stride = w.threads // per_row
         row = w.let("copy_row", over(THREAD, Int(per_row)))
         column = w.let("copy_column", times(rest(THREAD, Int(per_row)), Int(wide)))
         even = stride % PERIOD == 0 or not s.swizzle
         to = w.let("copy_to", s.at(row, column)) if even else None
-        self.share = Share(granule, -(-s.rows // stride), stride, row, column, to, self._view(row, column))
+        self.share = Share(granule, loads, -(-s.rows // stride), stride, row, column, to, self._view(row, column))
 
     def _view(self, row: Whole, column: Whole) -> str:
         """The value from this thread's first element on, for axes whose block does not move."""
@@ -94,7 +124,7 @@ class Copier:
         """cp.async: this thread's copies into the slot `ahead`; or ldg: its loads into registers."""
         assert self.share is not None
         by_registers = self.ring.channel.transport == "ldg"
-        size = self.share.granule
+        size = self.share.granule // self.share.loads
         out: list[Stmt] = []
         slot = self.ring.slot(ahead)
         if not by_registers and not isinstance(slot, Int):
@@ -103,50 +133,63 @@ class Copier:
             slot = IntVar(name)
 
         def one(i: Whole) -> tuple[Stmt, ...]:
-            lets, to, source, exists, inside = self._piece(i, scope, slot)
-            sure = exists == Int(1)
-            if by_registers:
-                ok = () if sure else (exists,)
-                do = Do(f"emmy_ldg_b{8 * size}{'' if sure else '_if'}", (self._word(i), source, *ok))
-            else:
-                ok = () if sure else (times(exists, Int(size)),)  # of so many bytes; the rest becomes zero
-                do = Do(f"emmy_cp_async_b{8 * size}{'' if sure else '_zfill'}", (to, source, *ok))
-            return (*lets, *only(inside, (do,)))
+            piece = self._piece(i, scope, slot)
+            do: list[Stmt] = []
+            for n, exists in enumerate(piece.exists):
+                sure = exists == Int(1)
+                if by_registers:
+                    source = Ref(piece.source.view, plus(piece.source.at, Int(n)))
+                    ok = () if sure else (exists,)
+                    do.append(Do(f"emmy_ldg_b{8 * size}{'' if sure else '_if'}", (self._word(i, n), source, *ok)))
+                else:
+                    ok = () if sure else (times(exists, Int(size)),)  # of so many bytes; the rest becomes zero
+                    do.append(Do(f"emmy_cp_async_b{8 * size}{'' if sure else '_zfill'}", (piece.to, piece.source, *ok)))
+            return (*piece.lets, *only(piece.inside, tuple(do)))
 
         return (*out, *self._passes(one))
 
     def land(self, ahead: int) -> tuple[Stmt, ...]:
         """ldg: what the last fill loaded goes to the slot `ahead`."""
-        assert self.share is not None
-        size = self.share.granule
+        share = self.share
+        assert share is not None
 
         def one(i: Whole) -> tuple[Stmt, ...]:
-            lets, to, _, _, inside = self._piece(i, self.w.scope, self.ring.slot(ahead))
-            return (
-                *lets,
-                *only(inside, (Do(f"emmy_sts_b{8 * size}", (to, self._word(i))),)),
-            )
+            piece = self._piece(i, self.w.scope, self.ring.slot(ahead))
+            join: tuple[Stmt, ...] = ()
+            words = self._word(i, 0)
+            if share.loads > 1:
+                low, high = (Load(x.view, x.at) for x in (words, self._word(i, 1)))
+                words = Ref(f"{self.ring.value}_word", Int(0))
+                join = (Regs(words.view, "b32", 1), Store(words.view, Int(0), Call("join16", (low, high))))
+            return (*piece.lets, *only(piece.inside, (*join, Do(f"emmy_sts_b{8 * share.granule}", (piece.to, words)))))
 
         return self._passes(one)
 
-    def _word(self, i: Whole) -> Ref:
-        """ldg: the registers that piece i passes through."""
+    def _word(self, i: Whole, load: int) -> Ref:
+        """ldg: the registers that a load of piece i fills."""
         assert self.share is not None
-        return Ref(f"{self.ring.value}_words", times(i, Int(max(1, self.share.granule // 4))))
+        return Ref(f"{self.ring.value}_words", plus(times(i, Int(self._words)), Int(load)))
+
+    @property
+    def _words(self) -> int:
+        """ldg: registers of a piece."""
+        assert self.share is not None
+        return max(self.share.loads, self.share.granule // 4)
 
     def registers(self) -> tuple[Stmt, ...]:
         """ldg: registers for one block on its way."""
         if self.ring.channel.transport != "ldg" or self.share is None:
             return ()
-        size, count = self.share.granule, self.share.count
-        return (Regs(f"{self.ring.value}_words", "b16" if size == 2 else "b32", count * max(1, size // 4)),)
+        return (
+            Regs(f"{self.ring.value}_words", "b16" if self.share.loads > 1 else "b32", self.share.count * self._words),
+        )
 
     def _passes(self, one: object) -> tuple[Stmt, ...]:
         assert self.share is not None and callable(one)
         return unrolled("i", self.share.count, one(counter("i", self.share.count)))
 
-    def _piece(self, i: Whole, scope: dict[str, Piece], slot: Whole) -> tuple[tuple[Stmt, ...], Ref, Ref, Whole, Whole]:
-        """Copy number i: (statements before it, where to, where from, whether the source exists, whether there is one)."""
+    def _piece(self, i: Whole, scope: dict[str, Piece], slot: Whole) -> Copied:
+        """Copy number i."""
         w, s, share = self.w, self.ring.layout, self.share
         assert share is not None
         rows, columns = scope[self.ring.rows], scope[self.ring.columns]
@@ -168,12 +211,12 @@ class Copier:
             source = plus(times(rows.lo, Int(self.pitch)), source)
         if self._in_time(self.ring.columns):
             source = plus(columns.lo, source)
-        exists: Whole = Int(1)
-        if not rows.full:
-            exists = both(exists, below(row, minus(rows.end, rows.lo)))
-        if not columns.full:
-            exists = both(exists, below(column, minus(columns.end, columns.lo)))
-        return lets, Ref(SMEM, plus(to, slot)), Ref(share.view, source), exists, inside
+        row_exists: Whole = Int(1) if rows.full else below(row, minus(rows.end, rows.lo))
+        exists = []
+        for load in range(share.loads):
+            here = plus(column, Int(load))
+            exists.append(both(row_exists, Int(1) if columns.full else below(here, minus(columns.end, columns.lo))))
+        return Copied(lets, Ref(SMEM, plus(to, slot)), Ref(share.view, source), tuple(exists), inside)
 
     # ------------------------------------------------------------ by the copy engine
     def _map(self) -> TensorMap:
