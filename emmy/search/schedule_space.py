@@ -26,6 +26,7 @@ from emmy.search.space import Decision, Node, Point, Value
 DONE = "done"
 _LISTABLE = 4000
 _USUAL = (("grid", 128), ("serial", 32), ("warp", 64))  # steps of a GPU's loops in the default schedule
+_TRIES = 500  # nodes that the default walk may visit
 _LONGEST = 24  # moves; a guard against a move that offers itself for ever
 
 
@@ -217,28 +218,36 @@ class ScheduleSpace:
 
     def default(self) -> Point:
         """A plain schedule that the target can surely run: outputs in blocks over the cores, operands staged, one atom."""
-        node = self.root()
+        node, tried = self.root(), 1
+        stack: list[tuple[Node, Value]] = []
         while node.decision is not None:
-            if not node.decision.values:
-                raise PlanError(f"{self.name}: the default walk ends at {node.key!r}, where every move refuses")
-            node = self.child(node, self._prefer(node.decision))
+            # Where the best values turn out to refuse each other, the next best are tried.
+            stack.extend((node, v) for v in reversed(self._preferred(node.decision)))
+            if not stack or tried == _TRIES:
+                raise PlanError(
+                    f"{self.name}: none of {tried} plain schedules is legal; `emmy explain` shows what each move refuses"
+                )
+            node, tried = self.child(*stack.pop()), tried + 1
         return self.point(node)
 
-    def _prefer(self, d: Decision) -> Value:
-        """Split outputs over blocks and folded axes in time, stage all that can be, one atom; sizes that do on most targets."""
+    def _preferred(self, d: Decision) -> list[Value]:
+        """Values best first: outputs over blocks, folded axes in time, all staged, one atom; sizes that do on most targets."""
         if d.ordered:
-            near = d.values[(len(d.values) - 1) // 2]
+            near = d.values[(len(d.values) - 1) // 2] if d.values else 0
             if "/split(" in d.name:
-                near = next((size for level, size in _USUAL if f",{level}," in d.name), 256) if not self.target.is_cpu else 256
-            return min(d.values, key=lambda v: abs(int(v) - int(near)))
-        folded = {a for s in self.program.stages for a in s.folded}
-        loops = (f"({a},serial," for a in folded)
-        wanted = (f",{self.target.block_level},", *loops, "/stage(", "/atom(fma", "/atom(mma", "/atom(")
-        for mark in wanted:
-            found = next((v for v in d.values if mark in str(v)), None)
-            if found is not None and not (mark == "/stage(" and "ldg" in str(found)):
-                return found
-        return DONE if DONE in d.values else d.values[0]
+                usual = () if self.target.is_cpu else _USUAL
+                near = next((size for level, size in usual if f",{level}," in d.name), 256)
+            return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
+        folded = dict.fromkeys(a for s in self.program.stages for a in s.folded)
+        marks = [f",{self.target.block_level},", *(f"({a},serial," for a in folded)]
+        marks += ["/stage(", "/atom(fma", "/atom(mma", "/atom("]
+
+        def rank(v: Value) -> int:
+            found = next((i for i, mark in enumerate(marks) if mark in str(v)), len(marks) + 1)
+            late = v == DONE or ("/stage(" in str(v) and "ldg" in str(v))
+            return len(marks) if late else found
+
+        return sorted(d.values, key=rank)
 
     def locate(self, schedule: str) -> Point | None:
         """The point whose key is `schedule`, or None when the tree does not reach it (another Emmy wrote it)."""
