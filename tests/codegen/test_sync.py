@@ -39,7 +39,7 @@ from emmy.ir.target import load_target
 from emmy.testing.five_plans import FIVE_PLANS, attention
 from emmy.testing.move_contract import random_inputs
 
-SMALL = matmul(50, 35, 75, "f16", "nk").program()
+SMALL = matmul(50, 35, 72, "f16", "nk").program()
 TILES = "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,16)"
 WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
 
@@ -47,9 +47,9 @@ WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
 PLANS: dict[str, tuple[Program, str, str]] = {e.name: (e.program, e.target, e.schedule) for e in FIVE_PLANS}
 PLANS["pingpong"] = (SMALL, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,3) {WARP_SPECIAL} k0/pingpong()")
 PLANS["attention"] = (
-    attention(2, 8, 24, 4),
+    attention(2, 8, 32, 8),
     "h200",
-    "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,4) k0/split(k,serial,3) k0/stage(Q,tma,1) "
+    "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,4) k0/split(k,serial,4) k0/stage(Q,tma,1) "
     "k0/stage(K,tma,2) k0/stage(V,tma,2) k0/specialize(1,40,232) k0/persist(2)",
 )
 PLANS |= {
@@ -71,7 +71,7 @@ PLANS |= {
     "ping-pong over a ragged loop": (
         SMALL,
         "h200",
-        f"{TILES} k0/split(k,serial,6) k0/stage(A,tma,3) k0/stage(B,tma,3) {WARP_SPECIAL} k0/pingpong()",
+        f"{TILES} k0/split(k,serial,8) k0/stage(A,tma,3) k0/stage(B,tma,3) {WARP_SPECIAL} k0/pingpong()",
     ),
     "ping-pong filled once a tile": (
         SMALL,
