@@ -5,7 +5,8 @@ Nothing here prints. Rows that a call measures go through a journal into the dat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -256,9 +257,11 @@ def bench(
             )
         schedule = best.schedule
     replay(op.program(), schedule, target)  # refused before the device is taken
-    with device(target, threads, wait=wait, measurer=measurer) as here:
-        (row,) = here.race([Candidate(op.key, schedule)], rounds)
-    row = _keep(home, "bench", target, [row])[0]
+    with (
+        device(target, threads, wait=wait, measurer=measurer) as here,
+        _recording(home, "bench", op.key, target) as keep,
+    ):
+        row = keep(here.race([Candidate(op.key, schedule)], rounds)[0])
     if row.status == "correctness":
         raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
     return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads))
@@ -284,6 +287,7 @@ def verify(
     wait: bool = False,
     home: Path | None = None,
     measurer: Measurer | None = None,
+    on_progress: Progress = lambda what, done, of: None,
 ) -> VerifyReport:
     """The `top` best stored schedules of every op (or of `op`), compiled and checked against the reference once more."""
     home, target = home or config.home(), load_target(gpu)
@@ -292,31 +296,36 @@ def verify(
     stored = dataset.rows(target=gpu, op=as_op(op).key if op else None, statuses=("ok",), origins=("measured",))
     if not stored:
         raise UsageError(f"nothing is stored on {gpu}{f' of {op}' if op else ''}. Tune something: `emmy tune OP`")
-    candidates = [
-        Candidate(name, s) for name, times in _times(stored).items() for s in sorted(times, key=times.__getitem__)[:top]
-    ]
-    with device(target, threads, wait=wait, measurer=measurer) as here:
-        rows = list(here.stream(candidates))
-    return VerifyReport(_keep(home, "verify", target, rows))
+    ops = dict.fromkeys(r.op for r in stored)
+    times = {name: by_schedule([r for r in stored if r.op == name]) for name in ops}
+    candidates = [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
+    rows: list[Measurement] = []
+    with (
+        device(target, threads, wait=wait, measurer=measurer) as here,
+        _recording(home, "verify", ",".join(ops), target) as keep,
+    ):
+        for row in here.stream(candidates):
+            rows.append(keep(row))
+            on_progress(f"checking on {gpu}", len(rows), len(candidates))
+    return VerifyReport(tuple(rows))
 
 
-def _times(rows: Sequence[Measurement]) -> Mapping[str, dict[str, float]]:
-    """op -> schedule -> median time."""
-    ops = dict.fromkeys(r.op for r in rows)
-    return {op: by_schedule([r for r in rows if r.op == op]) for op in ops}
-
-
-def _keep(home: Path, what: str, target: Target, rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """The rows as stored: measured is measured, whatever for."""
+@contextmanager
+def _recording(home: Path, what: str, op: str, target: Target) -> Iterator[Callable[[Measurement], Measurement]]:
+    """Keeps rows as they come and gives them back as they are kept: measured is measured, whatever for."""
     run_id = new_id()[:16]
-    ops = dict.fromkeys(r.op for r in rows)
-    header = RunHeader(run_id, ",".join(ops), target.name, what, 0, "", emmy_version=__version__, time_utc=now_utc())
-    kept = tuple(
-        replace(r, run_id=run_id, emmy_version=__version__, id=r.id or new_id(), time_utc=r.time_utc or now_utc())
-        for r in rows
-    )
+    header = RunHeader(run_id, op, target.name, what, 0, "", emmy_version=__version__, time_utc=now_utc())
+    began = time.monotonic()
     with Journal.create(journal_path(home, run_id), header) as journal:
-        for row in kept:
-            journal.append(row, 0.0)
+
+        def keep(row: Measurement) -> Measurement:
+            kept = replace(row, run_id=run_id, emmy_version=__version__, id=row.id or new_id())
+            kept = replace(kept, time_utc=kept.time_utc or now_utc())
+            journal.append(kept, time.monotonic() - began)
+            return kept
+
+        try:
+            yield keep
+        finally:  # also after Ctrl-C: there is no run here that could be resumed
+            journal.close()
     _ingest(home, ignore)
-    return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
+from emmy.errors import EmmyError
 from emmy.report import Screen, race_record, show_races
 
 
@@ -21,17 +22,28 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
-    done = []
+    done, code = [], 0
     for op in api.expand(args.op):
         screen.say(f"measuring {op} on {args.gpu}, {args.rounds} rounds in turns with the stock kernel")
-        b = api.bench(
-            op, args.schedule, gpu=args.gpu, threads=args.threads, rounds=args.rounds, wait=args.wait, home=args.home
-        )
+        try:
+            b = api.bench(
+                op,
+                args.schedule,
+                gpu=args.gpu,
+                threads=args.threads,
+                rounds=args.rounds,
+                wait=args.wait,
+                home=args.home,
+            )
+        except EmmyError as e:  # the other ops are still worth measuring
+            code = max(code, screen.fail(e))
+            continue
         done.append({**race_record(b.row, b.roof_us), "stored_us": b.stored_us})
-        if b.row.message:
+        if b.row.status != "ok":
             screen.say(f"{b.row.status}: {b.row.message}")
+            code = max(code, 1)
     show_races(screen, "bench", done, {"stored_us": "stored us"})
-    return int(any(r["status"] != "ok" for r in done))
+    return code
 
 
 VERB = Verb(

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
 from emmy.errors import WrongAnswer
-from emmy.report import Screen
+from emmy.report import Bar, Screen
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -23,7 +23,16 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
-    report = api.verify(args.op, gpu=args.gpu, threads=args.threads, top=args.top, wait=args.wait, home=args.home)
+    with Bar(screen) as bar:
+        report = api.verify(
+            args.op,
+            gpu=args.gpu,
+            threads=args.threads,
+            top=args.top,
+            wait=args.wait,
+            home=args.home,
+            on_progress=bar,
+        )
     keys = ("op", "status", "error_norm", "schedule", "message")
     columns = {"op": "op", "status": "status", "error_norm": "error / allowed", "schedule": "schedule"}
     screen.rows("verified", ({key: getattr(r, key) for key in keys} for r in report.rows), columns)

@@ -69,6 +69,13 @@ def test_bench_takes_a_schedule_that_is_not_stored(emmy: Emmy, fake_device: Fake
     assert row["schedule"] == "k0.C/atom(fma,4,16,1,8)" and row["stored_us"] is None
 
 
+def test_bench_of_several_ops_measures_those_it_can(emmy: Emmy, tuned: Path, fake_device: FakeDevice) -> None:
+    fake_device()
+    said = emmy("bench", "matmul:3x5x7:f32", OP, "--json")
+    assert said.code == 2 and [r["op"] for r in said.of("bench")] == [OP]
+    assert "nothing is stored of matmul:3x5x7:f32" in str(said.of("error")[0]["message"])
+
+
 def test_a_wrong_answer_in_bench_is_exit_code_4_and_is_kept(emmy: Emmy, tuned: Path, fake_device: FakeDevice) -> None:
     best = api.winner(OP)
     assert best is not None
