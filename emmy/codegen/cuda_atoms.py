@@ -49,6 +49,14 @@ class Contraction(ABC):
     def compute(self) -> tuple[Stmt, ...]:
         """The current fills of both operands, folded into the sums."""
 
+    def fetch(self, ahead: int) -> tuple[Stmt, ...]:
+        """The first operands of the fill `ahead` to registers; `compute` then begins with the second."""
+        raise self.w.cannot(f"{self.atom.name} does not read operands of {self.stage.out} ahead")
+
+    def finish(self) -> tuple[Stmt, ...]:
+        """What `compute` left after a fetch: the last operands, multiplied."""
+        raise self.w.cannot(f"{self.atom.name} does not read operands of {self.stage.out} ahead")
+
     @abstractmethod
     def close(self) -> tuple[Stmt, ...]:
         """Whatever makes the sums f32 numbers in `sums`."""
@@ -57,14 +65,14 @@ class Contraction(ABC):
     def spread(self) -> tuple[Spread, Ref]:
         """Where a thread's sums stand in the block, and the registers of one vector of them."""
 
-    def _now(self) -> tuple[tuple[Stmt, ...], Whole, Whole]:
-        """(statements, first byte of A's current slot, of B's)."""
+    def _now(self, ahead: int = 0) -> tuple[tuple[Stmt, ...], Whole, Whole]:
+        """(statements, first byte of A's slot of the fill `ahead`, of B's)."""
         out: list[Stmt] = []
         at: list[Whole] = []
         for ring in (self.a, self.b):
-            slot = ring.slot(0)
+            slot = ring.slot(ahead)
             if not isinstance(slot, Int):
-                name = self.w.fresh(f"{ring.value}_now")
+                name = self.w.fresh(f"{ring.value}_next" if ahead else f"{ring.value}_now")
                 out.append(LetInt(name, slot))
                 slot = IntVar(name)
             at.append(slot)
@@ -113,11 +121,30 @@ class Mma(Contraction):
         return Regs(f"{a}_frag", "b32", self._sets * self.mt * 4), Regs(f"{b}_frag", "b32", self._sets * self.nt * 2)
 
     def compute(self) -> tuple[Stmt, ...]:
-        kk, now = counter("kk", self.kt), self._now()
+        lets, a_now, b_now = self._now()
+        if self.ahead:
+            kk = counter("kk", self.kt - 1)
+            body = (*self._load(plus(kk, Int(1)), a_now, b_now), *self._step(kk))
+            return (*lets, *unrolled("kk", self.kt - 1, body))
+        kk = counter("kk", self.kt)
         more = plus(kk, Int(1))
-        ahead = only(below(more, Int(self.kt)), self._load(more, now[1], now[2])) if self.kt > 1 else ()
-        body = (*ahead, *self._tiles((self._multiply(kk),)), *self._after(kk))
-        return (*now[0], *self._load(Int(0), now[1], now[2]), *unrolled("kk", self.kt, body))
+        second = only(below(more, Int(self.kt)), self._load(more, a_now, b_now)) if self.kt > 1 else ()
+        return (*lets, *self._load(Int(0), a_now, b_now), *unrolled("kk", self.kt, (*second, *self._step(kk))))
+
+    @property
+    def ahead(self) -> bool:
+        return self.w.launch.tile.work(self.stage.out).ahead
+
+    def fetch(self, ahead: int) -> tuple[Stmt, ...]:
+        lets, a_at, b_at = self._now(ahead)
+        return (*lets, *self._load(Int(0), a_at, b_at))
+
+    def finish(self) -> tuple[Stmt, ...]:
+        return self._step(Int(self.kt - 1))
+
+    def _step(self, kk: Whole) -> tuple[Stmt, ...]:
+        """Step kk of all atoms."""
+        return (*self._tiles((self._multiply(kk),)), *self._after(kk))
 
     def _set(self, kk: Whole, size: int) -> Whole:
         return times(bits(kk, self._sets - 1), Int(size)) if self._sets > 1 else Int(0)

@@ -25,6 +25,8 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    Fetch,
+    Finish,
     FoldParts,
     Open,
     Outline,
@@ -153,7 +155,7 @@ class _Expand:
                 out += self._step(s)
         return _merged(out)
 
-    def _step(self, s: Step) -> tuple[Stmt, ...]:
+    def _step(self, s: Step) -> tuple[Stmt, ...]:  # noqa: C901  one case a step
         match s:
             case ForStep(at, _, body):
                 return self._loop(at, body)
@@ -168,7 +170,8 @@ class _Expand:
             case BarWait(name, value, ahead):
                 ring = self.w.rings[value]
                 parity = flipped(ring.turn.phase, rest(plus(ring.turn.lap(ahead), Int(self._parity(name))), Int(2)))
-                return (Do("emmy_mbar_wait", (self._barrier(name, ring, ahead), parity)),)
+                wait = Do("emmy_mbar_wait", (self._barrier(name, ring, ahead), parity))
+                return only(self._exists(ring, ahead), (wait,))
             case BarArrive(name, value, count, ahead):
                 ring = self.w.rings[value]
                 tx = next(b.tx_bytes for b in self.outline.barriers if b.name == name)
@@ -182,6 +185,10 @@ class _Expand:
                 return tuple(x for turn in self._turns(values) for x in self._advance(turn, values))
             case Compute(name):
                 return self.sums[name].compute()
+            case Fetch(name, ahead):
+                return only(self._exists(self.sums[name].a, ahead), self.sums[name].fetch(ahead))
+            case Finish(name):
+                return self.sums[name].finish()
             case _:
                 raise self.w.cannot(f"a GPU has no step {s}")
 

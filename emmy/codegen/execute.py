@@ -26,6 +26,8 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    Fetch,
+    Finish,
     FoldParts,
     For,
     Open,
@@ -228,6 +230,10 @@ class _Agent:
                 self.compute(x)
                 yield False  # still at work on what it read
                 self.check_held(x)
+            case Fetch(x, ahead):
+                self.fetch(x, ahead)
+            case Finish(x):
+                self.accumulators(x)
             case FoldParts(x):
                 self.fold_parts(x)
             case Close(x):
@@ -252,8 +258,9 @@ class _Agent:
             case BlockSync():
                 self.meet()
             case BarWait(b, x, ahead):
-                yield from self.wait(b, self.position[x] + ahead)
-                self.deliver(x, ahead)
+                if ahead < self.left(x):
+                    yield from self.wait(b, self.position[x] + ahead)
+                    self.deliver(x, ahead)
             case BarArrive(b, x, n, ahead):
                 if ahead < self.left(x):
                     self.arrive(b, x, n, ahead)
@@ -358,15 +365,24 @@ class _Agent:
 
     def load(self, value: str) -> Block:
         c = self.cta.outline.launch.tile.channel(value)
-        if c is None:
-            return self.value(value)
-        slot = self.cta.slots[value][self.position[value] % c.depth]
+        return self.value(value) if c is None else self.read(c, self.position[value])
+
+    def read(self, c: Channel, fill: int) -> Block:
+        """That fill of a channel, which must be in its slot and visible to this role."""
+        slot = self.cta.slots[c.value][fill % c.depth]
         visible = self.role.role.name in slot.readers
-        if slot.block is None or slot.fill != self.position[value] or not visible:
+        if slot.block is None or slot.fill != fill or not visible:
             state = "nothing" if slot.block is None else f"fill {slot.fill}" + ("" if visible else ", not yet visible")
-            raise Race(f"{self.role.role.name} reads fill {self.position[value]} of {value}, its slot holds {state}")
+            raise Race(f"{self.role.role.name} reads fill {fill} of {c.value}, its slot holds {state}")
         slot.read = True
         return slot.block
+
+    def fetch(self, name: str, ahead: int) -> None:
+        """Read the fills that the stage's next Compute begins with, those that there are."""
+        for value in self.stage(name).reads:
+            c = self.cta.outline.launch.tile.channel(value)
+            if c and ahead < self.left(value):
+                self.read(c, self.position[value] + ahead)
 
     def check_held(self, name: str) -> None:
         """What a work read must still be there when it is done."""

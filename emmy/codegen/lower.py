@@ -112,12 +112,19 @@ class _Walk:
         self.opened |= {w.stage for w in opening}
         used = {v for w in inside if not w.combine for v in p.stage(w.stage).reads}
         channels = tuple(c for c in t.channels if c.at == i and c.value in used)
-        top, bottom = sync.top_of_iteration(channels, self.role), sync.bottom_of_iteration(channels, self.role)
+        ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
+        top: tuple[Step, ...] = ()
+        if ahead:
+            before = sync.before_loop_ahead(channels, ahead)
+            bottom = sync.bottom_of_iteration_ahead(channels, ahead)
+        else:
+            before, top = sync.before_loop(channels), sync.top_of_iteration(channels, self.role)
+            bottom = sync.bottom_of_iteration(channels, self.role)
         body = (*top, *self.nest(i + 1, inside), *bottom)
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
         self.opened -= {w.stage for w in opening}
         opens, closes = (Open(w.stage) for w in opening), (s for w in opening for s in self.close(w))
-        return (*opens, *sync.before_loop(channels), *walked, *closes)
+        return (*opens, *before, *walked, *closes)
 
     def leaf(self, w: Work) -> tuple[Step, ...]:
         s = self.plan.program.stage(w.stage)

@@ -36,6 +36,24 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """The first operands of a stage's block go to registers, from its channels' fills (current + ahead), if there are such.
+
+    A stage that is fetched ahead computes in two parts: Compute, after which its slots are no longer read, and Finish.
+    """
+
+    stage: str
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The rest of the last Compute, on operands that are in registers."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
 class FoldParts:
     """Open accumulators take in every part that another launch left in the workspace, in order."""
 
@@ -132,6 +150,8 @@ Step = (
     For
     | Open
     | Compute
+    | Fetch
+    | Finish
     | FoldParts
     | Close
     | StoreState
@@ -201,6 +221,10 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}open {x}")
             case Compute(x):
                 out.append(f"{pad}compute {x}")
+            case Fetch(x, ahead):
+                out.append(f"{pad}fetch first operands of {x}" + (f" (fill + {ahead})" if ahead else ""))
+            case Finish(x):
+                out.append(f"{pad}finish computing {x}")
             case FoldParts(x):
                 out.append(f"{pad}fold parts into {x}")
             case Close(x):

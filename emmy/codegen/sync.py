@@ -4,6 +4,8 @@ Rules, each from the facts of a channel:
 - pack: filled by the agent that reads it; nothing to wait for.
 - ldg, cp_async (self-fed): one commit group an iteration for all such channels of a loop; with depth >= 2 everywhere wait
   until depth - 2 groups are pending and meet once, else wait for all and meet twice.
+- read ahead: a work that fetches its first operands of fill j + 1 before it finishes fill j meets in between: then fill
+  j + 1 is there for all, and fill j + depth may go where all have read fill j. All slots are filled before the loop.
 - tma self-fed: a full barrier per slot; the block meets before a slot is refilled.
 - tma from a producer role: full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring
   is read by one consumer, a shared one by all).
@@ -22,6 +24,8 @@ from emmy.codegen.steps import (
     BlockSync,
     Commit,
     Copy,
+    Fetch,
+    Finish,
     For,
     Step,
     TurnPass,
@@ -112,6 +116,36 @@ def _tma_top(ring: list[Channel]) -> list[Step]:
     for c in deep:
         out += [Copy(c.value, c.depth - 1), BarArrive(f"full_{c.value}", c.value, 1, c.depth - 1)]
     return out
+
+
+def before_loop_ahead(channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+    """Prologue of a ring loop whose works fetch ahead: all slots are filled, the first operands fetched."""
+    out: list[Step] = []
+    depth = channels[0].depth
+    for ahead in range(depth):
+        out += _fill_ahead(channels, ahead)
+    return (*out, *_meet_ahead(channels, 0, depth - 1), *(Fetch(w, 0) for w in works))
+
+
+def bottom_of_iteration_ahead(channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+    """What follows the work of one iteration when works fetch ahead; such a loop has nothing to do at its top."""
+    depth = channels[0].depth
+    fetch, finish = (Fetch(w, 1) for w in works), (Finish(w) for w in works)
+    meet = _meet_ahead(channels, 1, depth - 2)
+    return (*meet, *_fill_ahead(channels, depth), *fetch, *finish, Advance(tuple(c.value for c in channels)))
+
+
+def _fill_ahead(channels: tuple[Channel, ...], ahead: int) -> list[Step]:
+    if channels[0].transport in GROUPED:
+        return [*(Copy(c.value, ahead) for c in channels), Commit()]
+    return [s for c in channels for s in (Copy(c.value, ahead), BarArrive(f"full_{c.value}", c.value, 1, ahead))]
+
+
+def _meet_ahead(channels: tuple[Channel, ...], ahead: int, pending: int) -> list[Step]:
+    """Fill `ahead` has landed, for all; what was read before may be refilled."""
+    if channels[0].transport in GROUPED:
+        return [WaitGroup(pending), BlockSync()]
+    return [*(BarWait(f"full_{c.value}", c.value, ahead) for c in channels), BlockSync()]
 
 
 def before_work(reads: tuple[str, ...], channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:

@@ -48,7 +48,8 @@ class Work:
     """One op of a tile: compute `stage`, or `combine` the partial states that another launch left in a workspace.
 
     Works share the tile's nest and enter only the loops over their axes; `nest` continues it for this work alone.
-    `unroll` is how many steps of the innermost folded loop the code generator writes out.
+    `unroll` is how many steps of the innermost folded loop the code generator writes out. `ahead`: the first operands of
+    the next piece are read before the last of this one are multiplied, so that a ring is refilled at its last use.
     """
 
     stage: str
@@ -56,6 +57,7 @@ class Work:
     nest: tuple[Loop, ...] = ()
     atoms: tuple[Atom, ...] = ()
     unroll: int = 1
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +401,7 @@ def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:
             f"{pad}atom   {a}"
             + (f"  on {a.stage}" if a.stage != w.stage else "")
             + (f"  unroll {w.unroll}" if w.unroll > 1 else "")
+            + ("  operands ahead" if w.ahead else "")
         )
     if w.combine and s.monoid:
         return [*out, f"{pad}{s.out}[{','.join(s.axes)}] = finish(combine {s.monoid.name} over parts)"]

@@ -80,8 +80,8 @@ CASES: tuple[tuple[Program, str, str], ...] = (
     (
         parse_op("matmul:m(1..40)x24x40:f16").program(),
         "rtx4090",
-        "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,16) k0/split(m,warp,16) k0/split(n,warp,8) "
-        "k0/raster(2) k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16)",
+        "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,8) "
+        "k0/raster(2) k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16) k0.C/pipeline()",
     ),
     (norm_linear(21, 19, 18), "rtx4090", "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W) k0/split(m,grid,16)"),
     (attention(2, 17, 24, 16), "h200", "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(k,serial,4)"),

@@ -7,6 +7,7 @@ from emmy.ir.moves.cut import Cut
 from emmy.ir.moves.fuse import Fuse
 from emmy.ir.moves.online import Online
 from emmy.ir.moves.operand import Operand
+from emmy.ir.moves.pipeline import Pipeline
 from emmy.ir.moves.raster import Raster
 from emmy.ir.moves.roles import Persist, PingPong, Specialize
 from emmy.ir.moves.split import Split
@@ -16,5 +17,5 @@ from emmy.ir.moves.unroll import Unroll
 
 __all__ = [
     "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Move", "Online", "Open", "Operand", "Persist",
-    "PingPong", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "Unroll",
+    "PingPong", "Pipeline", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "Unroll",
 ]  # fmt: skip

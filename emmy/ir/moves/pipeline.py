@@ -1,0 +1,77 @@
+"""pipeline: a work reads the first operands of the next piece before it is done with this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import Move, Site, put_work, refuse_path, register
+from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
+from emmy.ir.target import Target
+
+_ATOMS = ("mma", "hybrid", "f16")  # those with two sets of operands in registers
+_DEPTH = 16  # of k that one set holds
+
+
+@register
+@dataclass(frozen=True)
+class Pipeline(Move):
+    """k0.C/pipeline(): operands are read a step ahead across pieces, and a slot is refilled at its last use.
+
+    before:  wait; refill the slot before last; read, multiply, read, multiply
+    after:   read, multiply, read; wait; refill the slot just read; read the next piece's first; multiply
+
+    The matrix units no longer stand still while a piece's first operands come from shared memory, and a ring holds one more
+    fill under way. Refuses rings of one slot, and pieces with an odd number of steps: the sets of registers alternate.
+    """
+
+    name: ClassVar[str] = "pipeline"
+    phase: ClassVar[int] = 55
+    commutes: ClassVar[bool] = True
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            for w in la.tile.works:
+                move = cls(la.name, w.stage)
+                if move.refuse(plan, target) is None:
+                    yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan, work="required")
+        if missing:
+            return missing
+        la = plan.launch(self.launch)
+        w = la.tile.work(self.work or "")
+        atom = next((a for a in w.atoms if a.stage == w.stage), None)
+        if atom is None or atom.name not in _ATOMS:
+            found = atom.name if atom else "no atom"
+            return f"{w.stage} has {found}; operands are read ahead for {', '.join(_ATOMS)}"
+        if w.ahead:
+            return f"{w.stage} reads its operands ahead already"
+        if la.tile.roles:
+            return f"{self.launch} has {len(la.tile.roles)} roles: they wait for each other, not ahead"
+        k = plan.extent(la.tile.nest, plan.program.stage(w.stage).folded[-1])
+        if k // _DEPTH % 2:
+            return f"a piece has {k // _DEPTH} steps of {_DEPTH}: an even number is needed"
+        return _refuse_rings(plan, la, w)
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        la = plan.launch(self.launch)
+        return put_work(plan, la, replace(la.tile.work(self.work or ""), ahead=True))
+
+
+def _refuse_rings(plan: Plan, la: Launch, w: Work) -> str | None:
+    reads = plan.program.stage(w.stage).reads
+    rings: list[Channel] = [c for c in la.tile.channels if c.value in reads]
+    if not rings or len(rings) < len(la.tile.channels):
+        return f"{w.stage} reads {len(rings)} of the {len(la.tile.channels)} rings of {la.name}: it must read all"
+    for c in rings:
+        if c.depth < 2 or c.transport == "ldg":
+            return f"{c.value} has {c.depth} slots filled by {c.transport}: 2 or more are needed, filled asynchronously"
+        if (c.depth, c.transport, c.at) != (rings[0].depth, rings[0].transport, rings[0].at):
+            return f"{c.value} and {rings[0].value} differ in depth, transport or loop: {c.depth} against {rings[0].depth} slots"
+        if c.at < 0 or la.tile.nest[c.at].level in BLOCK_LEVELS:
+            return f"{c.value} is filled once a tile, in {c.depth} slots: there is no next piece"
+    return None
