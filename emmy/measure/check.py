@@ -10,26 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from emmy.ir.dtype import DType, decode, epsilon
-from emmy.ir.expr import Array
-from emmy.ir.ops.op import InputKind, Op, Storage
+from emmy.ir.dtype import DType
+from emmy.ir.ops.op import Accumulate, InputKind, Op
 from emmy.ir.program import Sym
+from emmy.measure.answers import Answers, Verdict
 from emmy.measure.device import Buffer, Device, Runnable
-from emmy.measure.guarded import POISON
-from emmy.measure.references import Case, References
+from emmy.measure.references import Case
 
 Announce = Callable[[str, bool], None]  # what happens next, and whether it runs the candidate's code
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`wrong` says in a sentence what is, or is None. `error_norm` is in units of what is allowed; None for NaN."""
+class TooSlow(Exception):
+    """A run took so much longer than the best known that the candidate is not looked at any further."""
 
-    wrong: str | None
-    error_norm: float | None
-    run_ns: int = 0  # of the last case, whose sizes are the largest
+    def __init__(self, run_s: float) -> None:
+        self.run_s = run_s
 
 
 def cases(op: Op) -> tuple[Case, ...]:
@@ -50,82 +45,65 @@ def _odd(s: Sym) -> int:
 
 @dataclass(slots=True)
 class Checker:
-    """Checks plans of one op, keeping its operands and inputs between candidates."""
+    """Checks plans of one op, keeping its operands between candidates."""
 
     device: Device
-    references: References
+    answers: Answers
     op: Op
-    _inputs: dict[str, dict[str, Storage]] = field(default_factory=dict)  # by case
-    _answers: dict[str, dict[str, Array]] = field(default_factory=dict)  # by case
     _buffers: dict[str, dict[str, Buffer]] = field(default_factory=dict)  # by sizes
 
-    def check(self, plan: Runnable, announce: Announce) -> Verdict:
-        """The first thing wrong with the plan's answers, or the largest error of all cases."""
+    def check(
+        self, plan: Runnable, announce: Announce, accumulate: Accumulate = "f32", patience_s: float | None = None
+    ) -> Verdict:
+        """The first thing wrong with the plan's answers, or the largest error of all cases.
+
+        Raises TooSlow when a right answer took longer than `patience_s`.
+        """
         worst, run_ns = 0.0, 0
         for case in cases(self.op):
             announce(f"preparing {case}", False)
-            self.answers(case)
+            self.answers.prepare(case)
             buffers = self.buffers(case)
             call = plan.bind(buffers, case.sizes)
             announce(f"checking {case}", True)
             run_ns = self.device.time_ns([call])
             announce(f"comparing {case}", False)
-            verdict = self._judge(case, buffers)
+            verdict = self._judge(case, buffers, accumulate)
             if verdict.wrong:
                 self._buffers.clear()  # what else the plan damaged is not known
                 return Verdict(f"{case}: {verdict.wrong}", verdict.error_norm)
+            if patience_s is not None and run_ns > patience_s * 1e9:
+                raise TooSlow(run_ns / 1e9)
             worst = max(worst, verdict.error_norm or 0.0)
         return Verdict(None, worst, run_ns)
-
-    def inputs(self, case: Case) -> dict[str, Storage]:
-        """The case's inputs as they must be; never handed to a plan themselves."""
-        key = str(case)
-        if key not in self._inputs:
-            self._make_room(self._inputs, sum(b.nbytes for i in self._inputs.values() for b in i.values()))
-            self._inputs[key] = self.op.inputs(case.kind, case.seed, case.sizes)
-        return self._inputs[key]
-
-    def answers(self, case: Case) -> dict[str, Array]:
-        """The outputs that are right for the case."""
-        key = str(case)
-        if key not in self._answers:
-            self._answers[key] = self.references.get(self.op, case, self.inputs(case))
-        return self._answers[key]
 
     def buffers(self, case: Case) -> dict[str, Buffer]:
         """The case's operands, ready for a run: inputs written, outputs poisoned."""
         key = repr(sorted(case.sizes.items()))
-        program = self.op.program()
         if key not in self._buffers:
-            self._make_room(self._buffers, sum(b.read().nbytes for s in self._buffers.values() for b in s.values()))
+            # Operands of checks may take a quarter of the device's share, as inputs may; the other half is the timing's.
+            if sum(b.n_bytes for s in self._buffers.values() for b in s.values()) > self.device.memory_bytes // 4:
+                self._buffers.clear()
             self._buffers[key] = {
                 name: self.device.guarded(*form) for name, form in operands(self.op, case.sizes).items()
             }
         buffers = self._buffers[key]
-        for name, data in self.inputs(case).items():
-            buffers[name].write(data)
-        for name in program.outputs:
+        self.answers.write(case, buffers)
+        for name in self.op.program().outputs:
             buffers[name].poison()
         return buffers
 
-    def compare(self, case: Case, buffers: Mapping[str, Buffer]) -> Verdict:
+    def compare(self, case: Case, buffers: Mapping[str, Buffer], accumulate: Accumulate = "f32") -> Verdict:
         """Whether the outputs among `buffers` are the case's answers."""
-        want = self.answers(case)
-        return compare(self.op, case.kind, {name: buffers[name].read() for name in want}, want)
+        return self.answers.compare(case, buffers, accumulate)
 
-    def _judge(self, case: Case, buffers: Mapping[str, Buffer]) -> Verdict:
+    def _judge(self, case: Case, buffers: Mapping[str, Buffer], accumulate: Accumulate) -> Verdict:
         for name, buffer in buffers.items():
             if damage := buffer.damage():
                 return Verdict(f"out of bounds of {name}: {damage}", None)
-        for name, data in self.inputs(case).items():
-            if change := _first_change(buffers[name].read(), data):
-                return Verdict(f"input {name} was modified: {change}", None)
-        return self.compare(case, buffers)
-
-    def _make_room(self, store: dict[str, dict[str, Storage]] | dict[str, dict[str, Buffer]], used: int) -> None:
-        """Inputs and buffers may each take a quarter of the device's share; the other half is the timing's."""
-        if used > self.device.memory_bytes // 4:
-            store.clear()
+        if change := self.answers.change(case, buffers):
+            return Verdict(change, None)
+        return self.compare(case, buffers, accumulate)
 
 
 def operands(op: Op, sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], DType]]:
@@ -134,46 +112,3 @@ def operands(op: Op, sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...
     extent = program.sizes(sizes)
     values = [program.value(name) for name in (*(v.name for v in program.inputs), *program.outputs)]
     return {v.name: (tuple(extent[a] for a in v.axes), v.dtype) for v in values}
-
-
-def compare(op: Op, kind: InputKind, got: Mapping[str, Storage], want: Mapping[str, Array]) -> Verdict:
-    """The largest error in units of what `op` allows, as `Op.error_norm` defines it, from answers already known."""
-    program, worst = op.program(), 0.0
-    for name, reference in want.items():
-        dtype = program.value(name).dtype
-        absolute, relative = (1e-30, epsilon(dtype) / 2) if op.is_exact(kind) else op.tolerance()
-        x = decode(got[name], dtype)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(x - reference) / (absolute + relative * np.abs(reference))
-        wrong = ~(error <= 1)  # NaN is wrong too
-        if wrong.any():
-            first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-            largest = float(np.max(error))
-            at = f"{name}[{','.join(str(int(i)) for i in first)}]"
-            share = f"{int(wrong.sum())} of {wrong.size} elements are wrong"
-            if _is_poison(got[name][first]):
-                return Verdict(f"{at} was never written (or computed from what lies outside an operand); {share}", None)
-            return Verdict(
-                f"{at} is {float(x[first]):.9g}, want {float(reference[first]):.9g}, "
-                f"{float(error[first]):.3g} times the error allowed; {share}",
-                largest if np.isfinite(largest) else None,
-            )
-        worst = max(worst, float(np.max(error, initial=0.0)))
-    return Verdict(None, worst)
-
-
-def _is_poison(element: Storage) -> bool:
-    return bytes(np.asarray(element).tobytes()) == bytes([POISON]) * element.itemsize
-
-
-def _first_change(now: Storage, was: Storage) -> str | None:
-    if now.nbytes % 8 == 0 and now.ndim:
-        a, b = now.reshape(-1).view(np.uint64), was.reshape(-1).view(np.uint64)
-    else:
-        a, b = now.reshape(-1).view(np.uint8), was.reshape(-1).view(np.uint8)
-    if np.array_equal(a, b):
-        return None
-    different = now.reshape(-1).view(np.uint8) != was.reshape(-1).view(np.uint8)
-    element = int(np.argmax(different)) // now.itemsize
-    index = ",".join(str(int(i)) for i in np.unravel_index(element, now.shape)) if now.ndim else ""
-    return f"the first change is at [{index}], {int(different.sum())} bytes in all"

@@ -39,6 +39,10 @@ class HostBuffer:
     front: Bytes  # red zones; empty for a buffer without guards
     back: Bytes
 
+    @property
+    def n_bytes(self) -> int:
+        return self.array.nbytes
+
     def write(self, data: Storage) -> None:
         np.copyto(self.array, data, casting="no")
 

@@ -14,13 +14,14 @@ from math import prod
 from emmy.errors import EmmyError
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops import parse_op
-from emmy.ir.ops.op import Op
+from emmy.ir.ops.op import Accumulate, Op
 from emmy.measure import timing
-from emmy.measure.check import Checker, Verdict, operands
+from emmy.measure.answers import Verdict
+from emmy.measure.check import Checker, TooSlow, operands
 from emmy.measure.device import Buffer, Device, Runnable
-from emmy.measure.protocol import Job, Outcome, Report
-from emmy.measure.references import Case, References
-from emmy.measure.timing import Participant
+from emmy.measure.protocol import FAULTED, LOST, Job, Outcome, Report
+from emmy.measure.references import Case
+from emmy.measure.timing import Participant, Timing
 
 Announce = Callable[[str, int, float], None]  # phase, index of the library, seconds it may take
 
@@ -29,6 +30,14 @@ HOST_FLOPS = 1e9  # ... besides a reference at no less than this rate
 SLACK = 20.0  # times its estimate that a sample may take, on top of the limit of one run
 # The stock kernel may round to the output's type after each step of an epilogue, so it may be off by a few roundings.
 STOCK_ERROR_NORM = 4.0
+
+
+class DeviceFault(EmmyError):
+    """The device can no longer be used by this process. `exit_code` says whose fault it is (see protocol)."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(slots=True)
@@ -49,13 +58,12 @@ class Workbench:
 
     def timing_sets(self, participants: int) -> list[dict[str, Buffer]]:
         """Sets of operands to rotate over: the same numbers in different memory, outputs poisoned once."""
-        d, forms, inputs = self.device, operands(self.op, self.case.sizes), self.checker.inputs(self.case)
+        d, forms = self.device, operands(self.op, self.case.sizes)
         set_bytes = sum(prod(shape) * size_bytes(dtype) for shape, dtype in forms.values())
         n = timing.set_count(d.cold_bytes, set_bytes, d.memory_bytes // 2, participants)
         while len(self.sets) < n:
             fresh = {name: d.plain(*form) for name, form in forms.items()}
-            for name, data in inputs.items():
-                fresh[name].write(data)
+            self.checker.answers.write(self.case, fresh)
             self.sets.append(fresh)
         return self.sets[:n]
 
@@ -63,12 +71,24 @@ class Workbench:
 class Jobs:
     """Carries out jobs one after another on one device. `announce` is told what is being done and for how long."""
 
-    def __init__(self, device: Device, references: References, announce: Announce) -> None:
-        self.device, self.references, self._announce = device, references, announce
-        self._bench: Workbench | None = None
+    def __init__(self, device: Device, announce: Announce) -> None:
+        self.device, self._announce = device, announce
+        self._benches: dict[str, Workbench] = {}  # by op, the one used last at the end
 
     def run(self, job: Job) -> Report:
-        """The report on the job. A fault of a candidate ends the process instead; the parent knows whose it was."""
+        """The report on the job. A fault of a candidate ends the process instead; the parent knows whose it was.
+
+        Raises DeviceFault when the device reported it, rather than the system.
+        """
+        try:
+            return self._run(job)
+        except EmmyError as e:
+            state = self.device.after(e)
+            if state == "usable":
+                raise
+            raise DeviceFault(str(e), FAULTED if state == "faulted" else LOST) from e
+
+    def _run(self, job: Job) -> Report:
         begin_s = time.process_time()
         bench = self._workbench(job)
         outcomes: dict[int, Outcome] = {}
@@ -77,8 +97,14 @@ class Jobs:
             self._announce("loading", index, bench.host_limit_s)
             try:
                 plan = self.device.load(library)
-                verdict = bench.checker.check(plan, self._checking(bench, job, index))
+                announce = self._checking(bench, job, index)
+                verdict = bench.checker.check(plan, announce, _sums(job, index), job.patience_s)
+            except TooSlow as e:
+                outcomes[index] = Outcome("timeout", f"one run took {e.run_s:.3g} s, allowed are {job.patience_s:.3g} s")
+                continue
             except EmmyError as e:  # it does not load, or takes other operands
+                if self.device.after(e) != "usable":
+                    raise
                 outcomes[index] = Outcome("runtime", str(e))
                 continue
             if verdict.wrong:
@@ -103,16 +129,19 @@ class Jobs:
             displaced=timed.displaced,
             switches=timed.switches,
             buffer_sets=timed.buffer_sets,
+            circumstances=timed.circumstances,
         )
 
     def _workbench(self, job: Job) -> Workbench:
-        if self._bench is None or self._bench.op.key != job.op:
-            self._bench = None  # its memory first
+        bench = self._benches.pop(job.op, None)
+        if bench is None:
+            while len(self._benches) >= self.device.kept_ops:  # their memory first
+                del self._benches[next(iter(self._benches))]
             op = parse_op(job.op)
-            self._bench = Workbench(
-                self.device, op, Checker(self.device, self.references, op), Case("normal", 1, op.typical_sizes())
-            )
-        return self._bench
+            checker = Checker(self.device, self.device.answers(op), op)
+            bench = Workbench(self.device, op, checker, Case("normal", 1, op.typical_sizes()))
+        self._benches[job.op] = bench
+        return bench
 
     def _checking(self, bench: Workbench, job: Job, index: int) -> Callable[[str, bool], None]:
         def announce(phase: str, is_candidate: bool) -> None:
@@ -141,7 +170,7 @@ class Jobs:
 
     def _time(self, bench: Workbench, job: Job, passed: Mapping[int, tuple[Runnable, Verdict]]) -> _Timed:
         if not passed:
-            return _Timed({}, 0.0, 0, 0)
+            return _Timed({}, 0.0, 0, 0, {})
         self._announce("preparing to time", -1, bench.host_limit_s)
         sets = bench.timing_sets(len(passed))
         sizes = bench.case.sizes
@@ -151,23 +180,29 @@ class Jobs:
             )
             for index, (plan, verdict) in passed.items()
         }
+        session = self.device.timing(tuple(participants.values()), thorough=job.thorough)
         before, wall_s, cpu_s = _switches(), time.perf_counter(), time.process_time()
-        timing.take(
-            tuple(participants.values()),
-            self.device.time_ns,
-            job.samples,
-            thorough=job.thorough,
-            best_us=job.best_us,
-        )
+        session.cold(job.samples, job.best_us)
         wall_s, cpu_s, switches = time.perf_counter() - wall_s, time.process_time() - cpu_s, _switches() - before
+        circumstances = self.device.circumstances()
+        if job.thorough:
+            session.sustained()
         outcomes = {
-            index: self._finish(bench, job, index, p, passed[index][1], sets[0]) for index, p in participants.items()
+            index: self._finish(bench, job, index, session, p, passed[index][1], sets[0])
+            for index, p in participants.items()
         }
         displaced = max(0.0, 1 - cpu_s / wall_s) if self.device.clock == "thread_cpu" else 0.0
-        return _Timed(outcomes, displaced, switches, len(sets))
+        return _Timed(outcomes, displaced, switches, len(sets), circumstances)
 
     def _finish(
-        self, bench: Workbench, job: Job, index: int, p: Participant, checked: Verdict, warm: Mapping[str, Buffer]
+        self,
+        bench: Workbench,
+        job: Job,
+        index: int,
+        session: Timing,
+        p: Participant,
+        checked: Verdict,
+        warm: Mapping[str, Buffer],
     ) -> Outcome:
         """The timed participant's outcome: its warm time, and its answer compared again after so many runs."""
         samples = tuple(p.samples_us)
@@ -175,15 +210,15 @@ class Jobs:
             return Outcome("ok", "", checked.error_norm, samples)
         for name in bench.op.program().outputs:
             warm[name].poison()
-        warm_us = timing.take_warm(p, self.device.time_ns, thorough=job.thorough)
+        session.warm(p)
         is_stock = index == len(job.libraries)
         self._announce("comparing after timing", -1, bench.host_limit_s)
-        verdict = bench.checker.compare(bench.case, warm)
+        verdict = bench.checker.compare(bench.case, warm, "f32" if is_stock else _sums(job, index))
         if verdict.wrong and not is_stock:
             bench.sets.clear()
             message = f"right at first, wrong after {len(samples) * p.repeats} runs: {verdict.wrong}"
             return Outcome("correctness", message, verdict.error_norm)
-        return Outcome("ok", "", checked.error_norm, samples, warm_us)
+        return Outcome("ok", "", checked.error_norm, samples, p.warm_us, p.sustained_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +227,12 @@ class _Timed:
     displaced: float
     switches: int
     buffer_sets: int
+    circumstances: Mapping[str, float]
+
+
+def _sums(job: Job, index: int) -> Accumulate:
+    """How the library keeps its sums."""
+    return job.accumulate[index] if job.accumulate else "f32"
 
 
 def _try_stock(bench: Workbench, stock: Runnable) -> Verdict:

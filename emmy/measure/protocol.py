@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from emmy.ir.ops.op import Accumulate
 
 VERSION = 1
+# Exit codes of a worker that gives up by itself; the last it prints says why.
+FAULTED, LOST = 81, 82  # a candidate made the device unusable for this process; the device failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class Job:
     thorough: bool = False  # always all samples; otherwise slow or hopeless candidates get fewer
     stock: bool = False  # time the stock kernel among them
     best_us: float | None = None  # the best time known for the op
+    patience_s: float | None = None  # a candidate whose run took longer is given up, though it came back
+    accumulate: tuple[Accumulate, ...] = ()  # how each library keeps its sums; () = all in f32
 
     def to_json(self) -> str:
         return _line(asdict(self))
@@ -34,7 +41,7 @@ class Job:
         """The job a line holds. The worker trusts its parent, so that a bad line is a bug (KeyError, TypeError)."""
         raw = json.loads(line)
         assert raw.pop("v") == VERSION
-        return cls(**{**raw, "libraries": tuple(raw["libraries"])})
+        return cls(**{**raw, "libraries": tuple(raw["libraries"]), "accumulate": tuple(raw["accumulate"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Outcome:
     error_norm: float | None = None  # None too when an answer was not a number at all
     samples_us: tuple[float, ...] = ()
     warm_us: float | None = None  # the same on operands just used
+    sustained_us: float | None = None  # the same under lasting load, where that is another state
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class Report:
     displaced: float = 0.0  # share of the timed wall time that this process was kept from running
     switches: int = 0  # involuntary context switches while timed
     buffer_sets: int = 0  # how many sets of operands the timing rotated over
+    circumstances: Mapping[str, float] = field(default_factory=dict)  # the device's readings after the timing
 
     def to_json(self) -> str:
         return _line(asdict(self))
@@ -85,7 +94,9 @@ def parse_answer(line: bytes) -> Report | Ready | None:
             return Ready(int(raw["ready"]))
         stock = raw["stock"]
         outcomes = tuple(_outcome(o) for o in raw["outcomes"])
-        return Report(**{**raw, "outcomes": outcomes, "stock": None if stock is None else _outcome(stock)})
+        circumstances = {str(k): float(v) for k, v in raw["circumstances"].items()}
+        known = {"outcomes": outcomes, "circumstances": circumstances, "stock": None if stock is None else _outcome(stock)}
+        return Report(**{**raw, **known})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

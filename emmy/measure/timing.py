@@ -1,5 +1,7 @@
 """How long a run takes: samples, taken in turns, over rotating sets of operands. Knows calls and a clock, nothing else.
 
+`Timing` is what a device offers; `HostTiming` is how it is done where a run is complete when its call returns.
+
 A sample is one or more runs, enough to last a millisecond, each on the next set of operands. Participants (candidates
 and the stock kernel) take turns, A B A B, so that what slows the machine down for a while slows all of them.
 """
@@ -7,6 +9,7 @@ and the stock kernel) take turns, A B A B, so that what slows the machine down f
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
@@ -35,6 +38,39 @@ class Participant:
     estimate_ns: int = 0  # of one run; from the checks at first
     repeats: int = 1
     samples_us: list[float] = field(default_factory=list)
+    warm_us: float | None = None  # on operands just used
+    sustained_us: float | None = None  # at the clocks that a device falls to under lasting load
+
+
+class Timing(ABC):
+    """One session of timing: what it learns is written into the participants."""
+
+    @abstractmethod
+    def cold(self, rounds: int, best_us: float | None) -> None:
+        """Fills the samples: `rounds` of each participant, in turns, on operands that are in no cache.
+
+        Unless thorough, slow or hopeless candidates (against `best_us`, the best time known) get fewer.
+        """
+
+    @abstractmethod
+    def warm(self, p: Participant) -> None:
+        """Fills the time on operands just used: set 0 again and again."""
+
+    def sustained(self) -> None:  # noqa: B027  # most devices have but one state
+        """Fills the sustained times, where clocks under lasting load are another state and the kernels are long."""
+
+
+class HostTiming(Timing):
+    """By a clock around the calls."""
+
+    def __init__(self, participants: Sequence[Participant], clock: Clock, *, thorough: bool) -> None:
+        self._participants, self._clock, self._thorough = participants, clock, thorough
+
+    def cold(self, rounds: int, best_us: float | None) -> None:
+        take(self._participants, self._clock, rounds, thorough=self._thorough, best_us=best_us)
+
+    def warm(self, p: Participant) -> None:
+        p.warm_us = take_warm(p, self._clock, thorough=self._thorough)
 
 
 def set_count(cold_bytes: int, set_bytes: int, memory_bytes: int, participants: int) -> int:

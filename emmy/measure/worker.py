@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from emmy import config
 from emmy.errors import NoSuchDevice
-from emmy.measure.protocol import Job, Progress, Ready, Report, parse_answer
+from emmy.measure.protocol import FAULTED, LOST, Job, Progress, Ready, Report, parse_answer
 from emmy.measure.worker_main import Arguments
 from emmy.records import Status
 
@@ -53,8 +54,9 @@ class Fault:
 class Worker:
     """A worker process that is there whenever it is asked; at most one exists at a time."""
 
-    def __init__(self, target: str, threads: int, references: Path) -> None:
-        self.target, self.threads, self.references = target, threads, references
+    def __init__(self, target: str, threads: int, references: Path, environment: Mapping[str, str] = {}) -> None:
+        """`environment`: variables that the process is given besides this one's."""
+        self.target, self.threads, self.references, self.environment = target, threads, references, dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = self._output = -1
         self._progress: IO[bytes] | None = None
@@ -140,6 +142,7 @@ class Worker:
                     OPENBLAS_NUM_THREADS=count,
                     # A pool that spins at its barriers would eat the core of the next kernel in the round.
                     OMP_WAIT_POLICY="passive",
+                    **self.environment,
                 ),
             )
         except OSError as e:
@@ -215,6 +218,8 @@ class Worker:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
             return self._fault("runtime", "closed the channel between worker and tuner")
+        if code in (FAULTED, LOST):
+            return self._fault("runtime" if code == FAULTED else "device_lost", "the device gave up")
         if code == -signal.SIGKILL:
             return self._fault("device_lost", "the worker was killed from outside, or memory ran out")
         if code < 0:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emmy.ir.target import load_target
-from emmy.measure.device import CpuDevice
-from emmy.measure.job import Jobs
+from emmy.measure.device import Device
+from emmy.measure.job import DeviceFault, Jobs
 from emmy.measure.protocol import Job, Progress, Ready
 from emmy.measure.references import References
 
@@ -55,16 +55,32 @@ def main(words: list[str]) -> int:
     def announce(phase: str, index: int, limit_s: float) -> None:
         os.pwrite(args.progress_fd, Progress(phase, index, time.monotonic() + limit_s).to_bytes(), 0)
 
-    jobs = Jobs(CpuDevice(load_target(args.target), args.threads), References(Path(args.references)), announce)
+    jobs = Jobs(_device(args), announce)
     _send(args.answer_fd, Ready(os.getpid()).to_json())
     gc.freeze()
     gc.disable()  # a collection in a sample would be measured
     with os.fdopen(args.request_fd, encoding="utf-8") as requests:
         for line in requests:
-            report = jobs.run(Job.from_json(line))
+            try:
+                report = jobs.run(Job.from_json(line))
+            except DeviceFault as e:
+                os.write(sys.stderr.fileno(), f"{e}\n".encode())
+                return e.exit_code
             _send(args.answer_fd, report.to_json())
             gc.collect()
     return 0
+
+
+def _device(args: Arguments) -> Device:
+    """The device of the target; of several GPUs the only one that the environment lets this process see."""
+    target, references = load_target(args.target), References(Path(args.references))
+    if target.is_cpu:
+        from emmy.measure.cpu_device import CpuDevice
+
+        return CpuDevice(target, args.threads, references)
+    from emmy.measure.cuda_device import CudaDevice  # may import torch
+
+    return CudaDevice(references, args.parent)
 
 
 def die_with_parent(parent: int) -> bool:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from emmy.ir.dtype import encode
 from emmy.ir.ops import parse_op
-from emmy.measure.check import cases, compare
+from emmy.measure.answers import compare
+from emmy.measure.check import cases
 
 OPS = ["matmul:5x7x64:f32", "matmul:4x6x33:bf16:nk,bias,gelu_tanh", "matmul:3x5x16:f16:residual,scale"]
 

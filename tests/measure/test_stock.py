@@ -6,7 +6,8 @@ import pytest
 
 from emmy.ir.ops import parse_op
 from emmy.ir.ops.matmul import Matmul
-from emmy.measure.check import compare, operands
+from emmy.measure.answers import compare
+from emmy.measure.check import operands
 from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM
