@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from emmy.codegen import c, cpu
+from emmy.codegen import c, cpu, cuda, cuda_tile
 from emmy.codegen.kernel import Buffer, Kernel
+from emmy.codegen.kernel_gpu import GpuKernel
 from emmy.codegen.lower import lower
-from emmy.errors import PlanError
+from emmy.codegen.ptx import prelude, used
 from emmy.ir.moves import Move
 from emmy.ir.ops import Op
 from emmy.ir.plan import Plan
@@ -27,15 +28,15 @@ class SourceUnit:
     text: str
     digest: str  # sha256 of the text
     plan: Plan
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Kernel, ...] | tuple[GpuKernel, ...]  # one a launch, of a CPU or of a GPU
 
     @property
     def arguments(self) -> tuple[Buffer, ...]:
-        return tuple(b for b in self.kernels[0].buffers if b.role != "workspace")
+        return tuple(b for b in cpu.buffers(self.plan) if b.role != "workspace")
 
     @property
     def syms(self) -> tuple[str, ...]:
-        return self.kernels[0].syms
+        return tuple(s.name for s in self.plan.program.syms)
 
 
 def source(what: Op | Program, schedule: str | tuple[Move, ...], target: Target) -> SourceUnit:
@@ -45,9 +46,13 @@ def source(what: Op | Program, schedule: str | tuple[Move, ...], target: Target)
 
 
 def plan_source(plan: Plan, target: Target) -> SourceUnit:
-    """The source of a plan."""
-    if not target.is_cpu:
-        raise PlanError(f"{target.name} has no code generator yet; targets with one: cpu, cpu-avx2, cpu-portable")
-    kernels = tuple(cpu.expand(outline, target) for outline in lower(plan))
-    text = c.emit(kernels)
+    """The source of a plan: C for a CPU, CUDA C++ for a GPU. Raises PlanError when no code is generated for it."""
+    kernels: tuple[Kernel, ...] | tuple[GpuKernel, ...]
+    if target.is_cpu:
+        kernels = tuple(cpu.expand(outline, target) for outline in lower(plan))
+        text = c.emit(kernels)
+    else:
+        kernels = tuple(cuda_tile.expand(outline, target) for outline in lower(plan))
+        text = cuda.emit(kernels)
+        text = prelude(used(text), target.arch) + text
     return SourceUnit(text, hashlib.sha256(text.encode()).hexdigest(), plan, kernels)
