@@ -27,6 +27,7 @@ DONE = "done"
 _LISTABLE = 4000
 _USUAL = (("grid", 128), ("serial", 32), ("warp", 64))  # steps of a GPU's loops in the default schedule
 _TRIES = 500  # nodes that the default walk may visit
+_KEPT = 20_000  # lists of sites remembered while knobs are chosen
 _LONGEST = 24  # moves; a guard against a move that offers itself for ever
 
 
@@ -50,6 +51,7 @@ class ScheduleSpace:
         self.op, self.target, self.threads, self.program = op, target, threads, op.program()
         self.name = f"{op.key} on {target.name}"
         self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
+        self._sites_of_kind: dict[tuple[type[Move], tuple[Move, ...]], tuple[Site, ...]] = {}
         self._domains: tuple[Decision, ...] | None = None
 
     # ------------------------------------------------------------ the tree
@@ -123,10 +125,17 @@ class ScheduleSpace:
     def _sites(self, filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """Every site on the plan that `filled` makes."""
         if filled not in self._sites_of:
-            plan = self._plan(filled)
-            found = [s for cls in MOVES.values() if cls.searched for s in cls.sites(plan, self.target)]
+            found = [s for cls in MOVES.values() if cls.searched for s in self._listed(cls, filled)]
             self._sites_of[filled] = tuple(sorted(found, key=lambda s: (s.move.phase, str(s.move))))
         return self._sites_of[filled]
+
+    def _listed(self, cls: type[Move], filled: tuple[Move, ...]) -> tuple[Site, ...]:
+        """The sites of one kind of move on the plan that `filled` makes: all that choosing the knobs of one needs."""
+        if len(self._sites_of_kind) > _KEPT:
+            self._sites_of_kind.clear()
+        if (cls, filled) not in self._sites_of_kind:
+            self._sites_of_kind[cls, filled] = tuple(cls.sites(self._plan(filled), self.target))
+        return self._sites_of_kind[cls, filled]
 
     def _legal(self, skeleton: tuple[Move, ...], filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """Sites a search goes on with: phases ascend, and moves whose order does not matter are sorted."""
@@ -145,7 +154,7 @@ class ScheduleSpace:
             plan = self._plan(done)
         except PlanError:
             return ()
-        site = next((s for s in self._sites(done) if s.move == move), None)
+        site = next((s for s in self._listed(type(move), done) if s.move == move), None)
         if site is None:
             return ()
         domains = dict(site.domains)

@@ -71,7 +71,8 @@ def open_run(
         start = Start() if request.fresh else _start(request, device, home, on_event)
         start = replace(start, done=done)
     known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
-    strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known)
+    study = home / "studies" / f"{run_id}.log"
+    strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known, study=study)
     plan = replace(plan, start=start)
     return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop())
 

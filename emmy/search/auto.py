@@ -1,0 +1,59 @@
+"""The strategy to use when in doubt: what can be listed is ranked whole, what cannot is ranked as far as the tree finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from emmy.search.mcts import MctsStrategy
+from emmy.search.pool import Pool
+from emmy.search.space import Point, Space, Trial
+from emmy.search.strategy import Ranker, Strategy
+from emmy.search.walk import descend, varied
+
+LISTABLE = 60_000  # points
+_SCALE = 256  # random points that set the scale of the features of an unlisted space
+_RANDOM, _NEIGHBOURS = 4, 12  # new candidates a proposal, beside the tree's
+_ELITE = 6  # points whose neighbourhoods are looked at
+_MOST = 6_000  # candidates of an unlisted space
+
+
+class AutoStrategy(Strategy):
+    """Expected improvement over all candidates: every point of a small space; of a large one the leaves that tree search
+    proposes, the neighbours of the best points, and random ones."""
+
+    name: ClassVar[str] = "auto"
+
+    def __init__(
+        self, space: Space, *, seed: int = 0, model: Ranker | None = None, known: Sequence[Trial] = ()
+    ) -> None:
+        super().__init__(space, seed=seed, model=model, known=known)
+        self._tree: MctsStrategy | None = None
+        if space.size(LISTABLE) is not None:
+            self._pool = Pool(space, list(space.points()), self.rng, model)
+            return
+        reference = {p.key: p for p in (space.sample(self.rng) for _ in range(_SCALE))}
+        self._pool = Pool(space, list(reference.values()), self.rng, model)
+        self._tree = MctsStrategy(space, seed=seed, model=model, pool=self._pool)
+
+    def propose(self, n: int) -> Iterable[Point]:
+        if self._tree is not None and self._pool.is_informed and len(self._pool.points) < _MOST:
+            self._tree.seen = self.seen
+            self._tree.descents(n)  # its leaves join the pool
+            self._pool.add(self._around(n))
+            self._pool.close(row for row, p in enumerate(self._pool.points) if p.key in self.seen)
+        return [self._pool.points[row] for row in self._pool.choose(n)]
+
+    def _around(self, n: int) -> list[Point]:
+        """Neighbours of the best points, one or two decisions away, and random points."""
+        elite = [self._pool.points[row] for row in self._pool.elite[:_ELITE]]
+        found = [self.space.sample(self.rng) for _ in range(n * _RANDOM)]
+        if elite:
+            orders = (varied(self.rng.choice(elite), self.rng, 1 + i % 2, 0.3) for i in range(n * _NEIGHBOURS))
+            found += [p for p in (descend(self.space, o) for o in orders) if p is not None]
+        return found
+
+    def learn(self, trials: Sequence[Trial]) -> None:
+        self._pool.learn(trials)
+        if self._tree is not None:
+            self._tree.learn(trials)
