@@ -69,11 +69,12 @@ class Reduce:
     monoid: Monoid
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """out[axes] = fold of body over `reduces` (all with one monoid), or body alone.
 
     `dtype` is the form in which `out` is stored when it leaves a kernel; inside, values are f32 or wider.
+    Without slots, so that what moves ask again and again is computed once.
     """
 
     out: str
@@ -82,11 +83,18 @@ class Stage:
     reduces: tuple[Reduce, ...] = ()
     dtype: DType = "f32"
 
-    @property
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.out, self.axes, self.body, self.reduces, self.dtype))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
     def folded(self) -> tuple[str, ...]:
         return tuple(r.axis for r in self.reduces)
 
-    @property
+    @cached_property
     def every(self) -> tuple[str, ...]:
         """Own axes, then folded ones: the loops a naive program would run."""
         return self.axes + self.folded
@@ -95,7 +103,7 @@ class Stage:
     def monoid(self) -> Monoid | None:
         return self.reduces[0].monoid if self.reduces else None
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Values read, those of a monoid's lift included, each once."""
         inner = self.monoid.lift if self.monoid else ()

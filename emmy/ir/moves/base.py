@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from emmy.errors import PlanError
@@ -64,25 +65,30 @@ class Move(ABC):
     def path(self) -> str:
         return self.launch + (f".{self.work}" if self.work else "")
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[tuple[str, str | Knob | None], ...]:
         """(field, value) after launch and work."""
         return tuple((f.name, getattr(self, f.name)) for f in fields(self)[2:])
 
-    @property
+    @cached_property
     def knobs(self) -> tuple[str, ...]:
         """Names of the fields still open."""
         return tuple(n for n, v in self.arguments if isinstance(v, Open))
 
     def fill(self, values: Mapping[str, int]) -> Move:
         """The move with knobs set."""
-        return replace(self, **dict(values))  # type: ignore[arg-type]
+        assert values.keys() <= dict(self.arguments).keys(), f"{self} has no {', '.join(values)}"
+        return type(self)(self.launch, self.work, **{n: values.get(n, v) for n, v in self.arguments})
 
-    def __str__(self) -> str:
+    @cached_property
+    def _text(self) -> str:
         shown = [(f, getattr(self, f.name)) for f in fields(self)[2:]]
         while shown and shown[-1][1] == shown[-1][0].default:
             shown.pop()
         return f"{self.path}/{self.name}({','.join(str(v) for _, v in shown)})"
+
+    def __str__(self) -> str:  # written once: searches sort, name and compare moves by their text
+        return self._text
 
 
 @dataclass(frozen=True, slots=True)
