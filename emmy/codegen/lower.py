@@ -8,7 +8,7 @@ from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refuse_loops
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
 
 
 def complete(plan: Plan) -> str | None:
@@ -110,8 +110,7 @@ class _Walk:
             w for w in mine if loop.axis in p.stage(w.stage).folded and not w.combine and w.stage not in self.opened
         ]
         self.opened |= {w.stage for w in opening}
-        used = {v for w in inside if not w.combine for v in p.stage(w.stage).reads}
-        channels = tuple(c for c in t.channels if c.at == i and c.value in used)
+        channels = refilled(p, t, i, inside)
         ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
         top: tuple[Step, ...] = ()
         if ahead:

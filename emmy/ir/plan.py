@@ -260,6 +260,12 @@ def loop_works(
     return works[: has[0]], works[has[0] : has[-1] + 1], works[has[-1] + 1 :]
 
 
+def refilled(program: Program, tile: Tile, at: int, works: tuple[Work, ...]) -> tuple[Channel, ...]:
+    """Channels that loop number `at` refills when it is walked for `works`: those whose value one of them reads."""
+    used = {v for w in works for v in _reads(program, w)}
+    return tuple(c for c in tile.channels if c.at == at and c.value in used)
+
+
 def axes_walked(program: Program, w: Work) -> tuple[str, ...]:
     """Axes a work loops over: a combining work no longer walks the folded ones."""
     s = program.stage(w.stage)
@@ -358,13 +364,13 @@ def _show_launch(plan: Plan, la: Launch) -> list[str]:
         deal = f"  takes tiles {r.deal[0]} mod {r.deal[1]}" if r.deal else ""
         out.append(f"    role {r.name} {r.unit}({r.agents}) regs {r.registers}: {' '.join(r.works) or 'copies'}{deal}")
     for at in range(-1, blocks):
-        out += _show_fills(plan, t, at, "    ")
+        out += _show_fills(plan, t, at, t.works, "    ")
     return out + _show_nest(plan, la, blocks, t.works, "    ")
 
 
-def _show_fills(plan: Plan, t: Tile, at: int, pad: str) -> list[str]:
+def _show_fills(plan: Plan, t: Tile, at: int, works: tuple[Work, ...], pad: str) -> list[str]:
     out = []
-    for c in (c for c in t.channels if c.at == at):
+    for c in refilled(plan.program, t, at, works):
         box = ",".join(str(plan.extent(t.nest[: at + 1], a)) for a in plan.program.value(c.value).axes)
         kib = plan.slot_bytes(t, c) * c.depth / 1024
         space = "pack" if c.transport == "pack" else "smem"
@@ -383,7 +389,7 @@ def _show_nest(plan: Plan, la: Launch, i: int, works: tuple[Work, ...], pad: str
     if inside:
         x = t.nest[i]
         out.append(f"{pad}{x.level:6} {x.axis}:{plan.count(t.nest, i)}  # pieces of {x.step}")
-        out += _show_fills(plan, t, i, pad + "  ")
+        out += _show_fills(plan, t, i, inside, pad + "  ")
         out += _show_nest(plan, la, i + 1, inside, pad + "  ")
     return out + (_show_nest(plan, la, i + 1, after, pad) if after else [])
 

@@ -100,3 +100,16 @@ def test_plans_with_equal_keys_are_equal():
             for site in list(cls.sites(case.plan, case.target))[:2]:
                 if not site.domains:
                     assert site.move.rewrite(case.plan, case.target).key != case.plan.key
+
+
+def test_a_ring_is_printed_only_in_the_loops_of_works_that_read_its_value():
+    program = parse_op("matmul:40x24x32:f32:bias").program()
+    plan = replay(program, "k0/split(k,serial,16) k0/split(m,serial,8) k0/stage(A,pack,1)", CPU)
+    assert str(plan).splitlines()[2:] == [
+        "    serial k:2  # pieces of 16",
+        "      serial m:5  # pieces of 8",
+        "        A.pack <- A[8,16]  pack depth 1 panel  # 0.5 KiB",
+        "        C[m,n] sum= A[m,k] * B[k,n]  over k",
+        "    serial m:5  # pieces of 8",
+        "      Y[m,n] = C[m,n] + bias[n]",
+    ]
