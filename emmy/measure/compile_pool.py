@@ -18,6 +18,7 @@ from emmy.codegen import gcc
 from emmy.codegen.build import source
 from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops import parse_op
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.target import Target
 from emmy.records import Candidate, Status
 
@@ -27,11 +28,15 @@ MOST_DIAGNOSTICS = 1500  # characters of a compiler's output that a row keeps
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate's binary. `digest` is the source's; `static` is what the compiler tells of the result."""
+    """A candidate's binary. `digest` is the source's; `static` is what the compiler tells of the result.
+
+    accumulate: how its sums are kept, which decides how far off its answers may be
+    """
 
     library: Path
     digest: str
     static: Mapping[str, float] = field(default_factory=dict)
+    accumulate: Accumulate = "f32"
 
 
 @dataclass(frozen=True, slots=True)

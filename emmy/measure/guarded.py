@@ -55,12 +55,17 @@ class HostBuffer:
 
     def damage(self) -> str | None:
         """Where the red zones were written, or None."""
-        for zone, where, start in ((self.front, "before its start", len(self.front)), (self.back, "past its end", 0)):
-            hits = np.flatnonzero(zone != POISON)
-            if len(hits):
-                near = start - int(hits[-1]) if start else int(hits[0]) + 1
-                return f"{len(hits)} bytes {where} were written, the nearest {near} away"
-        return None
+        return zone_damage(self.front, self.back)
+
+
+def zone_damage(front: Bytes, back: Bytes) -> str | None:
+    """Where two red zones around an operand were written, or None."""
+    for zone, where, start in ((front, "before its start", len(front)), (back, "past its end", 0)):
+        hits = np.flatnonzero(zone != POISON)
+        if len(hits):
+            near = start - int(hits[-1]) if start else int(hits[0]) + 1
+            return f"{len(hits)} bytes {where} were written, the nearest {near} away"
+    return None
 
 
 def guarded(shape: tuple[int, ...], dtype: DType) -> HostBuffer:

@@ -100,7 +100,9 @@ class Jobs:
                 announce = self._checking(bench, job, index)
                 verdict = bench.checker.check(plan, announce, _sums(job, index), job.patience_s)
             except TooSlow as e:
-                outcomes[index] = Outcome("timeout", f"one run took {e.run_s:.3g} s, allowed are {job.patience_s:.3g} s")
+                outcomes[index] = Outcome(
+                    "timeout", f"one run took {e.run_s:.3g} s, allowed are {job.patience_s:.3g} s"
+                )
                 continue
             except EmmyError as e:  # it does not load, or takes other operands
                 if self.device.after(e) != "usable":

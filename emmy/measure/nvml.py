@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 
 # nvml.h
@@ -25,21 +23,6 @@ class _Process(ctypes.Structure):
         ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """What was read; a reading that is not to be had is not in `facts`.
-
-    facts: sm_mhz, memory_mhz, temperature_c, power_w, slowdown (1: too hot, or braked by the hardware), others (other
-    processes that compute on the GPU)
-    """
-
-    facts: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def is_disturbed(self) -> bool:
-        return self.facts.get("slowdown", 0) > 0 or self.facts.get("others", 0) > 0
 
 
 @cache
@@ -69,8 +52,10 @@ class Meter:
             found = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._device))
             self._library = self._library if found == 0 else None
 
-    def read(self) -> Readings:
-        """The readings now; a call takes a millisecond or so."""
+    def read(self) -> dict[str, float]:
+        """sm_mhz, memory_mhz, temperature_c, power_w, slowdown (1: too hot, or braked by the hardware), others (other
+        processes that compute on the GPU); what is not to be had is left out. A call takes a millisecond or so.
+        """
         facts: dict[str, float] = {}
 
         def note(name: str, value: int | None, scale: float = 1.0) -> None:
@@ -84,7 +69,7 @@ class Meter:
         reasons = self._number("nvmlDeviceGetCurrentClocksThrottleReasons")
         note("slowdown", None if reasons is None else int(bool(reasons & _SLOWDOWN)))
         note("others", self._others())
-        return Readings(facts)
+        return facts
 
     def _number(self, name: str, *args: int) -> int | None:
         if self._library is None:

@@ -95,7 +95,11 @@ def parse_answer(line: bytes) -> Report | Ready | None:
         stock = raw["stock"]
         outcomes = tuple(_outcome(o) for o in raw["outcomes"])
         circumstances = {str(k): float(v) for k, v in raw["circumstances"].items()}
-        known = {"outcomes": outcomes, "circumstances": circumstances, "stock": None if stock is None else _outcome(stock)}
+        known = {
+            "outcomes": outcomes,
+            "circumstances": circumstances,
+            "stock": None if stock is None else _outcome(stock),
+        }
         return Report(**{**raw, **known})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

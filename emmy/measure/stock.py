@@ -31,7 +31,7 @@ def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
 
             torch.set_num_threads(threads)
             torch.set_grad_enabled(False)
-            return "torch", TorchMatmul(op)
+            return "torch", TorchMatmul(op, host_tensor)
         case Matmul(dtype="f32"):  # the threads of numpy's BLAS were set in the worker's environment
             return "numpy", NumpyMatmul(op)
         case _:
@@ -40,14 +40,18 @@ def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
 
 @dataclass(frozen=True, slots=True)
 class TorchMatmul:
-    """torch.mm or torch.addmm, then the rest of the epilogue step by step, as eager torch does."""
+    """torch.mm or torch.addmm, then the rest of the epilogue step by step, as eager torch does.
+
+    `tensor` gives a buffer's memory as a tensor, on whatever device it lies.
+    """
 
     op: Matmul
+    tensor: Callable[[Buffer], torch.Tensor]
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
         import torch
 
-        x = {name: _tensor(buffer) for name, buffer in buffers.items()}
+        x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
         a, b, out = x["A"], x["B"] if self.op.layout == "kn" else x["B"].t(), x[_output(self.op)]
         steps: list[Callable[[], object]] = []
         rest = self.op.epilogue
@@ -106,8 +110,8 @@ def _output(op: Matmul) -> str:
     return op.program().outputs[0]
 
 
-def _tensor(buffer: Buffer) -> torch.Tensor:
-    """The buffer's memory as a tensor; bf16 is stored as its bits."""
+def host_tensor(buffer: Buffer) -> torch.Tensor:
+    """A buffer's memory as a tensor, when it is this machine's; bf16 is stored as its bits."""
     import torch
 
     array = buffer.read()

@@ -152,6 +152,7 @@ class Graph:
 
     def __init__(self, context: Context, captured: int) -> None:
         self._context = context
+        self._executable = 0
         try:
             self._executable = _handle("cuGraphInstantiateWithFlags", captured, 0, doing="making a graph")
         finally:
@@ -160,11 +161,10 @@ class Graph:
     def launch(self) -> None:
         _do("cuGraphLaunch", self._executable, self._context.stream, doing="replaying a graph")
 
-    def close(self) -> None:
-        """Gives its memory back; nothing can be replayed afterwards."""
+    def __del__(self) -> None:
         if self._executable:
-            _do("cuGraphExecDestroy", self._executable)
-            self._executable = 0
+            with suppress(CudaError):  # after a fault nothing can be given back
+                _do("cuGraphExecDestroy", self._executable)
 
 
 class Context:
@@ -233,6 +233,11 @@ class Context:
             launches()
         except BaseException:
             with suppress(CudaError):
-                _do("cuGraphDestroy", _handle("cuStreamEndCapture", self.stream))
+                _do("cuGraphDestroy", self._end_capture())
             raise
-        return Graph(self, _handle("cuStreamEndCapture", self.stream, doing="capturing launches"))
+        return Graph(self, self._end_capture())
+
+    def _end_capture(self) -> int:
+        captured = ctypes.c_uint64()
+        _do("cuStreamEndCapture", self.stream, ctypes.byref(captured), doing="capturing launches")
+        return captured.value

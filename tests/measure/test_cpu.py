@@ -15,7 +15,8 @@ import pytest
 
 from emmy.errors import DeviceBusy, UsageError
 from emmy.ir.target import load_target
-from emmy.measure.cpu import CpuMeasurer, RunLimit
+from emmy.measure.cpu import CpuMeasurer
+from emmy.measure.worker_measurer import RunLimit
 from emmy.records import Candidate, Status
 from tests.measure import kernels
 from tests.measure.contract import MeasurerContract
@@ -186,7 +187,8 @@ PARENT = """
 import sys
 from pathlib import Path
 from emmy.ir.target import load_target
-from emmy.measure.cpu import CpuMeasurer, RunLimit
+from emmy.measure.cpu import CpuMeasurer
+from emmy.measure.worker_measurer import RunLimit
 from emmy.records import Candidate
 from tests.measure import kernels
 folder = Path(sys.argv[1])

@@ -11,7 +11,7 @@ from emmy.measure.check import operands
 from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM
-from emmy.measure.stock import NumpyMatmul, TorchMatmul, stock
+from emmy.measure.stock import NumpyMatmul, TorchMatmul, host_tensor, stock
 
 F32 = [
     "matmul:5x7x64:f32",
@@ -51,7 +51,7 @@ def test_numpy_computes_the_op(op_text: str) -> None:
 @pytest.mark.parametrize("op_text", [*F32, "matmul:5x7x64:bf16:nk,bias,gelu_tanh", "matmul:5x7x64:f16:residual"])
 def test_torch_computes_the_op_up_to_roundings_between_its_steps(op_text: str) -> None:
     pytest.importorskip("torch")
-    norm = run(op_text, TorchMatmul(matmul(op_text)), "normal")
+    norm = run(op_text, TorchMatmul(matmul(op_text), host_tensor), "normal")
     assert norm is not None
     assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
 

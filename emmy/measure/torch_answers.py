@@ -1,0 +1,163 @@
+"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls only.
+
+Inputs are drawn as `Matmul.inputs` describes them, by torch's generator. The products are the vendor library's, in another
+precision and by other code than any candidate's. Must not know plans or timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emmy.ir.dtype import DType
+from emmy.ir.ops.matmul import Matmul
+from emmy.ir.ops.op import Accumulate, Storage
+from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
+from emmy.measure.device import Buffer
+from emmy.measure.references import Case
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
+
+
+class TorchAnswers(Answers):
+    """On torch's `device`. `tensor` gives a buffer's memory as a tensor; `limit_bytes` is what inputs and outputs may take."""
+
+    def __init__(self, op: Matmul, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
+        super().__init__(op)
+        self.matmul, self._device, self._tensor, self._limit_bytes = op, device, tensor, limit_bytes
+        self._inputs: dict[str, Tensors] = {}  # by case
+        self._outputs: dict[str, Tensors] = {}  # by case
+
+    def prepare(self, case: Case) -> None:
+        self._right(case)
+
+    def write(self, case: Case, buffers: Mapping[str, Buffer]) -> None:
+        for name, data in self._given(case).items():
+            self._tensor(buffers[name]).copy_(data)
+
+    def change(self, case: Case, buffers: Mapping[str, Buffer]) -> str | None:
+        for name, data in self._given(case).items():
+            now = self._tensor(buffers[name])
+            if not _same_bits(now, data):
+                return f"input {name} was modified: {first_change(_array(now), _array(data))}"
+        return None
+
+    def compare(self, case: Case, buffers: Mapping[str, Buffer], accumulate: Accumulate = "f32") -> Verdict:
+        worst, want = 0.0, self._right(case)
+        for name, right in want.items():
+            error = self._error(case, name, self._tensor(buffers[name]), right, accumulate)
+            if not error <= 1:  # NaN is wrong too; numpy finds the words
+                got = {name: buffers[name].read()}
+                return compare(self.op, case.kind, got, {name: right.cpu().numpy()}, accumulate)
+            worst = max(worst, error)
+        return Verdict(None, worst)
+
+    def _error(self, case: Case, name: str, got: torch.Tensor, right: torch.Tensor, accumulate: Accumulate) -> float:
+        """The largest error in units of what is allowed; NaN when there is one among the answers."""
+        import torch
+
+        rms = float(right.square().mean().sqrt()) if accumulate == "f16" else 0.0
+        absolute, relative = allowed(self.op, case.kind, self._dtype(name), accumulate, rms)
+        largest = []
+        for rows in _chunks(right.shape[0], right.shape[1]):
+            r = right[rows]
+            error = (got[rows].double() - r).abs_()
+            largest.append((error / (r.abs() * relative + absolute)).max())
+        return float(torch.stack(largest).max())
+
+    def _given(self, case: Case) -> Tensors:
+        """The inputs as they must be; never handed to a plan themselves."""
+        key = str(case)
+        if key not in self._inputs:
+            self._make_room()
+            self._inputs[key] = {
+                v.name: self._draw(case, i, v.name, v.dtype) for i, v in enumerate(self.matmul.program().inputs)
+            }
+        return self._inputs[key]
+
+    def _draw(self, case: Case, number: int, name: str, dtype: DType) -> torch.Tensor:
+        import torch
+
+        program = self.matmul.program()
+        extent = program.sizes(case.sizes)
+        shape = [extent[a] for a in program.value(name).axes]
+        random = torch.Generator(self._device)
+        random.manual_seed(1000 * case.seed + number)
+        if case.kind == "integer":
+            x = torch.randint(-2, 3, shape, generator=random, device=self._device, dtype=torch.int8)
+        else:
+            x = torch.randn(shape, generator=random, device=self._device, dtype=torch.float32)
+            x *= 1 / sqrt(self.matmul.k) if name == "B" else 1.0
+        return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
+
+    def _right(self, case: Case) -> Tensors:
+        key = str(case)
+        if key not in self._outputs:
+            given = self._given(case)
+            self._make_room()
+            self._outputs[key] = {self.matmul.program().outputs[0]: reference(self.matmul, given)}
+        return self._outputs[key]
+
+    def _make_room(self) -> None:
+        held = [t for kept in (self._inputs, self._outputs) for case in kept.values() for t in case.values()]
+        if sum(t.nbytes for t in held) > self._limit_bytes:
+            self._inputs.clear()
+            self._outputs.clear()
+
+    def _dtype(self, name: str) -> DType:
+        return self.op.program().value(name).dtype
+
+
+def reference(op: Matmul, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The float64 output for inputs in any dtype, as `Matmul.reference` defines it."""
+    import torch
+    from torch.nn import functional
+
+    a, b = inputs["A"].double(), inputs["B"]
+    y = torch.empty((a.shape[0], op.n), dtype=torch.float64, device=a.device)
+    for columns in _chunks(op.n, op.k):
+        y[:, columns] = a @ (b[:, columns].double() if op.layout == "kn" else b[columns].double().t())
+    for e in op.epilogue:
+        match e:
+            case "bias":
+                y += inputs["bias"].double()
+            case "scale":
+                y *= inputs["scale"].double()
+            case "residual":
+                y += inputs["R"].double()
+            case "gelu_tanh":
+                y = functional.gelu(y, approximate="tanh")
+            case "silu":
+                y = functional.silu(y)
+    return y
+
+
+def _chunks(n: int, elements_each: int) -> list[slice]:
+    """0..n in pieces of at most CHUNK_ELEMENTS."""
+    step = max(1, CHUNK_ELEMENTS // max(1, elements_each))
+    return [slice(i, i + step) for i in range(0, n, step)]
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return x.view(torch.int32 if x.element_size() == 4 else torch.int16)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    import torch
+
+    return bool(torch.equal(_bits(a), _bits(b)))
+
+
+def _array(x: torch.Tensor) -> Storage:
+    """The tensor's bits as an array."""
+    return np.asarray(_bits(x).cpu().numpy())
