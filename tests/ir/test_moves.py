@@ -11,4 +11,4 @@ for _move in MOVES.values():
 
 
 def test_every_move_has_a_contract_test():
-    assert {c.move for c in MoveContract.__subclasses__()} == set(MOVES.values())
+    assert {c.move for c in MoveContract.__subclasses__()} >= set(MOVES.values())
