@@ -133,8 +133,8 @@ static Mbar& mbar_at(u32 address, const char* op) {
   if (it == block.mbars.end()) fail("barrier", "%s: there is no mbarrier at shared address %u", op, own);
   touch_remote(block);
   const Cell& c = block.cells[(own - SHARED_BASE) / 4];  // the initialisation is a write like any other
-  if (run.now->clock.all[c.write.agent] < c.write.stamp)
-    fail("race", "%s of the mbarrier at shared address %u is not ordered after its initialisation by %s", op, own, describe(c.write).c_str());
+  if (run.now->clock.all[c.write[0].agent] < c.write[0].stamp)
+    fail("race", "%s of the mbarrier at shared address %u is not ordered after its initialisation by %s", op, own, describe(c.write[0]).c_str());
   return it->second;
 }
 

@@ -98,7 +98,7 @@ static void send(Block& to_block, u32 to, u32 bar, u32 bytes, Flight f, const ch
   u8* p = shared_at(to_block, to, bytes, 1, op);
   const auto it = to_block.mbars.find(own(bar));
   if (it == to_block.mbars.end()) fail("barrier", "%s: there is no mbarrier at shared address %u of cluster rank %u", op, own(bar), to_block.rank);
-  const Access& init = to_block.cells[(own(bar) - SHARED_BASE) / 4].write;
+  const Access& init = to_block.cells[(own(bar) - SHARED_BASE) / 4].write[0];
   if (me.clock.proxy[init.agent] < init.stamp)
     fail(me.clock.all[init.agent] < init.stamp ? "race" : "proxy", "%s reports to the mbarrier at shared address %u, whose initialisation is not fenced for the async proxy and ordered before it", op, own(bar));
   Mbar& m = it->second;

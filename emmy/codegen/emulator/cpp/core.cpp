@@ -222,6 +222,7 @@ static void order_lanes(Warp& w) {
 }
 
 constexpr size_t STACK = 128 << 10;            // its lowest page is a guard
+constexpr size_t POISONED = 16 << 10;          // of each stack: variables that nobody set are NaN
 
 static void start(Cluster& c, Dim3 first, char* stacks) {
   const Dim3 s = run.cluster_shape, bd = run.block;
@@ -258,6 +259,7 @@ static void start(Cluster& c, Dim3 first, char* stacks) {
       t.clock.reset(c.n_agents);
       t.clock.all[t.id] = 1;
       t.stack = stacks + STACK * t.id;
+      memset(t.stack + STACK - POISONED, 0xff, POISONED);
       fiber_make(t.fiber, t.stack, STACK, body);
     }
   }

@@ -93,7 +93,7 @@ std::string describe(const Access& a) {
 
 static void remember_read(Cell& c, const Clock& clock, const Access& by) {
   const auto covered = [&](const Access& old) {  // whoever comes after the new read comes after the old one too
-    return (old.agent == by.agent && old.how == by.how) || (by.how == THREAD && ordered(old, clock, false));
+    return !(old.halves & ~by.halves) && ((old.agent == by.agent && old.how == by.how) || (by.how == THREAD && ordered(old, clock, false)));
   };
   u32 kept = 0;
   for (u32 i = 0; i < c.n_reads; ++i) if (!covered(c.reads[i])) c.reads[kept++] = c.reads[i];
@@ -103,26 +103,42 @@ static void remember_read(Cell& c, const Clock& clock, const Access& by) {
   else c.more_reads.push_back(by);
 }
 
-void race_read(const Clock& clock, Block& block, u32 address, u32 bytes, const Access& by, bool async, const char* op) {
-  for (u32 w = (address - SHARED_BASE) / 4, end = (address + bytes - SHARED_BASE + 3) / 4; w < end; ++w) {
-    Cell& c = block.cells[w];
-    if (c.write.how == NOBODY) ++run.stats.uninitialised_words;
-    else if (!ordered(c.write, clock, async && by_ordinary_store(c.write))) conflict(clock, c.write, SHARED_BASE + 4 * w, op, "writes");
-    remember_read(c, clock, by);
+// Calls each(cell, which halves of it, its address) for every word that the bytes touch.
+template <class F> static void words(Block& block, u32 address, u32 bytes, F each) {
+  const u32 from = address - SHARED_BASE, to = from + bytes;
+  for (u32 w = from / 4; w < (to + 3) / 4; ++w)
+    each(block.cells[w], u8((4 * w + 2 > from ? 1 : 0) | (4 * w + 2 < to ? 2 : 0)), SHARED_BASE + 4 * w);
+}
+
+static void check_writes(const Clock& clock, const Cell& c, u8 halves, u32 address, bool async, const char* op) {
+  for (u32 h = 0; h < 2; ++h) {
+    const Access& w = c.write[h];
+    if ((halves >> h & 1) && !ordered(w, clock, async && by_ordinary_store(w))) conflict(clock, w, address, op, "writes");
+    if (halves == 3 && c.write[1] == w) return;
   }
 }
 
-void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, const Access& by, bool async, const char* op) {
-  for (u32 w = (address - SHARED_BASE) / 4, end = (address + bytes - SHARED_BASE + 3) / 4; w < end; ++w) {
-    Cell& c = block.cells[w];
-    if (c.mbar) fail("barrier", "%s overwrites the mbarrier at shared address %u", op, SHARED_BASE + 4 * w);
-    if (!ordered(c.write, clock, async && by_ordinary_store(c.write))) conflict(clock, c.write, SHARED_BASE + 4 * w, op, "writes");
-    for (u32 i = 0; i < c.n_reads; ++i) if (!ordered(c.reads[i], clock, false)) conflict(clock, c.reads[i], SHARED_BASE + 4 * w, op, "reads");
-    for (const Access& r : c.more_reads) if (!ordered(r, clock, false)) conflict(clock, r, SHARED_BASE + 4 * w, op, "reads");
-    c.write = by;
+void race_read(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op) {
+  words(block, address, bytes, [&](Cell& c, u8 halves, u32 at) {
+    if (((halves & 1) && c.write[0].how == NOBODY) || ((halves & 2) && c.write[1].how == NOBODY)) ++run.stats.uninitialised_words;
+    check_writes(clock, c, halves, at, async, op);
+    by.halves = halves;
+    remember_read(c, clock, by);
+  });
+}
+
+void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op) {
+  words(block, address, bytes, [&](Cell& c, u8 halves, u32 at) {
+    if (c.mbar) fail("barrier", "%s overwrites the mbarrier at shared address %u", op, at);
+    check_writes(clock, c, halves, at, async, op);
+    const auto check_read = [&](const Access& r) { if ((r.halves & halves) && !ordered(r, clock, false)) conflict(clock, r, at, op, "reads"); };
+    for (u32 i = 0; i < c.n_reads; ++i) check_read(c.reads[i]);
+    for (const Access& r : c.more_reads) check_read(r);
+    for (u32 h = 0; h < 2; ++h) if (halves >> h & 1) c.write[h] = by;
+    if (halves != 3) return;                   // reads of the other half count on; those of this one do no harm
     c.n_reads = 0;
     c.more_reads.clear();
-  }
+  });
 }
 
 void touch_remote(Block& block) {

@@ -26,9 +26,11 @@ struct Access {
   u32 stamp = 0;  // the agent's time; for CP_ASYNC and BULK_STORE the number of the thread's group, timed once it is waited for
   u16 agent = 0, line = 0;
   u8 how = NOBODY;
+  u8 halves = 3;  // of the word: bit 0 the lower 2 bytes, bit 1 the upper
+  bool operator==(const Access&) const = default;
 };
 struct Cell {  // of one 4-byte word of shared memory
-  Access write;
+  Access write[2];  // of each half
   bool mbar = false;
   u8 n_reads = 0;
   Access reads[4];
@@ -145,8 +147,8 @@ void pause(State state);                       // the running fiber gives way; r
 void tick(const Site& site);                   // one helper call: counted against the budget, its place noted
 Block& block_of(u32 address, const char* op);  // the owner of a shared address, which may be in another block
 u8* shared_at(Block& block, u32 address, u32 bytes, u32 align, const char* op);
-void race_read(const Clock& clock, Block& block, u32 address, u32 bytes, const Access& by, bool async, const char* op);
-void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, const Access& by, bool async, const char* op);
+void race_read(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op);
+void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op);
 Access by_thread(const Thread& t, u32 line);
 void touch_remote(Block& block);               // remember that the running thread touched another block's memory
 void meet(Thread* const* threads, u32 n);      // everything any of them did happens before everything they do next

@@ -1,0 +1,219 @@
+"""Probes of memory accesses, warp-level matrix instructions, conversions and exchange between lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emmy.codegen.emulator.probe import Probe, bits16, constant, whole, words_in_out, zeros
+
+if TYPE_CHECKING:
+    from emmy.codegen.emulator.probe import Argument
+
+
+# ---------------------------------------------------------------- memory
+def memory() -> Iterator[Probe]:
+    for nbytes in (2, 4, 8, 16):
+        bits, kind, n = 8 * nbytes, "u16" if nbytes == 2 else "u32", max(1, nbytes // 4)
+        yield Probe(
+            f"global_b{bits}",
+            f"""EMMY_KERNEL(32, 1) probe(const u8* in, u8* out) {{
+  const int t = threadIdx.x;
+  {kind} r[{n}];
+  emmy_ldg_b{bits}(r, in + t * {nbytes});
+  emmy_stg_b{bits}(out + t * {nbytes}, r);
+  emmy_ldg_b{bits}_nc(r, in + (31 - t) * {nbytes});
+  emmy_stg_b{bits}(out + (32 + t) * {nbytes}, r);
+  emmy_ldg_b{bits}_if(r, in + t * {nbytes}, t % 3 == 0);
+  emmy_stg_b{bits}_if(out + (64 + t) * {nbytes}, r, t % 2 == 0);
+}}""",
+            partial(words_in_out, 8 * nbytes, 96 * nbytes, np.uint8),
+        )
+        yield Probe(
+            f"shared_b{bits}",
+            f"""EMMY_KERNEL(32, 1) probe(const {kind}* in, {kind}* out) {{
+  EMMY_SMEM(smem);
+  const int t = threadIdx.x;
+  {kind} r[{n}];
+  emmy_ldg_b{bits}(r, in + t * {n});
+  emmy_sts_b{bits}(smem + (t * 7 % 32) * {nbytes}, r);
+  emmy_syncwarp();
+  emmy_lds_b{bits}(r, smem + t * {nbytes});
+  emmy_stg_b{bits}(out + t * {n}, r);
+}}""",
+            partial(words_in_out, 8 * nbytes, 32 * nbytes, np.uint8),
+            smem_bytes=32 * nbytes,
+        )
+        if nbytes == 2:
+            continue
+        yield Probe(
+            f"cp_async_b{bits}",
+            f"""EMMY_KERNEL(32, 1) probe(const u8* in, u32* out) {{
+  EMMY_SMEM(smem);
+  const int t = threadIdx.x;
+  emmy_cp_async_b{bits}(smem + t * {nbytes}, in + (31 - t) * {nbytes});
+  emmy_cp_async_commit();
+  emmy_cp_async_b{bits}_zfill(smem + (32 + t) * {nbytes}, in + t * {nbytes}, t % {nbytes // 4 + 1} * 4);
+  emmy_cp_async_commit();
+  emmy_cp_async_wait<1>();
+  emmy_cp_async_wait<0>();
+  emmy_syncthreads();
+  for (int i = t; i < 64 * {n}; i += 32) {{
+    u32 r[1];
+    emmy_lds_b32(r, smem + 4 * i);
+    emmy_stg_b32(out + i, r);
+  }}
+}}""",
+            partial(words_in_out, 32 * n, 64 * n),
+            smem_bytes=64 * nbytes,
+        )
+    yield Probe(
+        "atomic_add",
+        "EMMY_KERNEL(128, 1) probe(float* sums) { emmy_atomic_add_f32(sums + threadIdx.x % 7, (float)(int)threadIdx.x); }",
+        lambda: [zeros(7, np.float32)],
+        block=128,
+        grid=3,
+    )
+
+
+# ---------------------------------------------------------------- matrices
+def matrices() -> Iterator[Probe]:
+    for n in (1, 2, 4):
+        for trans in ("", "_trans"):
+            yield Probe(
+                f"ldmatrix_x{n}{trans}",
+                f"""EMMY_KERNEL(32, 1) probe(const u32* in, u32* out) {{
+  EMMY_SMEM(smem);
+  const int t = threadIdx.x;
+  u32 r[4];
+  emmy_ldg_b128(r, in + t * 4);
+  emmy_sts_b128(smem + t * 16, r);
+  emmy_syncwarp();
+  emmy_ldmatrix_x{n}{trans}(r, smem + t * 11 % 32 * 16);
+  for (int i = 0; i < {n}; ++i) emmy_stg_b32(out + t * {n} + i, r + i);
+}}""",
+                partial(words_in_out, 128, 32 * n),
+                smem_bytes=512,
+            )
+            yield Probe(
+                f"stmatrix_x{n}{trans}",
+                f"""EMMY_KERNEL(32, 1) probe(const u32* in, u32* out) {{
+  EMMY_SMEM(smem);
+  const int t = threadIdx.x;
+  u32 r[4], zero[4] = {{0u, 0u, 0u, 0u}};
+  emmy_sts_b128(smem + t * 16, zero);
+  emmy_syncwarp();
+  emmy_ldg_b128(r, in + t * 4);
+  emmy_stmatrix_x{n}{trans}(smem + t * 11 % 32 * 16, r);
+  emmy_syncwarp();
+  emmy_lds_b128(r, smem + t * 16);
+  emmy_stg_b128(out + t * 4, r);
+}}""",
+                partial(words_in_out, 128, 128),
+                smem_bytes=512,
+            )
+    for name, dtype, sums in (("mma_f32_f16", "f16", 4), ("mma_f32_bf16", "bf16", 4), ("mma_f16_f16", "f16", 2)):
+        kind, d = ("float", "__uint_as_float(r[0])") if sums == 4 else ("u32", "r[0]")
+        back = "__float_as_uint(d[i])" if sums == 4 else "d[i]"
+        kernel = f"""EMMY_KERNEL(32, 1) probe(const u32* in, const u32* c, u32* out) {{
+  const int t = threadIdx.x;
+  u32 a[4], b[2], r[1];
+  {kind} d[{sums}];
+  emmy_ldg_b128(a, in + t * 4);
+  emmy_ldg_b64(b, in + 128 + t * 2);
+  for (int i = 0; i < {sums}; ++i) {{ emmy_ldg_b32(r, c + t * {sums} + i); d[i] = {d}; }}
+  emmy_{name}(d, a, b);
+  for (int i = 0; i < {sums}; ++i) {{ r[0] = {back}; emmy_stg_b32(out + t * {sums} + i, r); }}
+}}"""
+
+        def exact(dtype: str = dtype, sums: int = sums) -> list[Argument]:
+            c = np.arange(128, dtype=np.float32) if sums == 4 else whole(128, most=8, seed=2)
+            return [whole(384, dtype, most=8), constant(c), zeros(32 * sums)]
+
+        def rounded(dtype: str = dtype, sums: int = sums) -> list[Argument]:
+            x = bits16(np.random.default_rng(5).standard_normal(384), dtype)
+            out = zeros(128, np.float32 if sums == 4 else np.float16)
+            return [x, constant(zeros(32 * sums)), out]
+
+        yield Probe(name, kernel, exact)
+        yield Probe(f"{name}_rounded", kernel, rounded, tolerance=1e-6 if sums == 4 else 1e-3)
+    yield Probe(
+        "promote_f16",
+        """EMMY_KERNEL(32, 1) probe(const u32* in, float* out) {
+  const int t = threadIdx.x;
+  u32 part[2];
+  float sum[4] = {1.f, 2.f, 3.f, 4.f};
+  emmy_ldg_b64(part, in + t * 2);
+  emmy_promote_f16(sum, part);
+  emmy_promote_f16(sum, part);
+  for (int i = 0; i < 4; ++i) { u32 r[1] = {__float_as_uint(sum[i])}; emmy_stg_b32(out + t * 4 + i, r); }
+}""",
+        lambda: [whole(128, most=100), zeros(128, np.float32)],
+    )
+
+
+_FLOATS = {4: np.float32, 2: np.float16}
+
+
+# ---------------------------------------------------------------- numbers and lanes
+def numbers() -> Iterator[Probe]:
+    special = [0.0, -0.0, 1.0, -1.5, 65504.0, 65519.9, 65520.0, 1e30, -1e30, np.inf, -np.inf, 6e-8, 3e-8, 2.9e-8, -5e-5]
+
+    def floats() -> list[Argument]:
+        x = np.random.default_rng(1).standard_normal(128) * np.exp2(np.random.default_rng(2).integers(-20, 20, 128))
+        x[: len(special)] = special
+        return [constant(x.astype(np.float32)), zeros(512)]
+
+    yield Probe(
+        "conversions",
+        """EMMY_KERNEL(64, 1) probe(const float* in, u32* out) {
+  const int t = threadIdx.x;
+  u32 x[2];
+  float y[2];
+  emmy_ldg_b64(x, in + t * 2);
+  const float lo = __uint_as_float(x[0]), hi = __uint_as_float(x[1]);
+  u32 r[8] = {emmy_pack_f16(lo, hi), emmy_pack_bf16(lo, hi), emmy_to_f16(lo), emmy_to_bf16(hi)};
+  emmy_unpack_f16(y, r[0]);
+  r[4] = __float_as_uint(y[0] + emmy_from_f16((u16)r[2]));
+  r[5] = __float_as_uint(y[1]);
+  emmy_unpack_bf16(y, r[1]);
+  r[6] = __float_as_uint(y[0]);
+  r[7] = __float_as_uint(y[1] + emmy_from_bf16((u16)r[3]));
+  emmy_stg_b128(out + t * 8, r);
+  emmy_stg_b128(out + t * 8 + 4, r + 4);
+}""",
+        floats,
+        block=64,
+    )
+    for name in ("exp2", "tanh", "rsqrt", "rcp"):
+        yield Probe(
+            name,
+            f"""EMMY_KERNEL(128, 1) probe(const float* in, float* out) {{
+  u32 x[1];
+  emmy_ldg_b32(x, in + threadIdx.x);
+  x[0] = __float_as_uint(emmy_{name}(__uint_as_float(x[0])));
+  emmy_stg_b32(out + threadIdx.x, x);
+}}""",
+            lambda: [constant(np.linspace(0.01, 4, 128, dtype=np.float32)), zeros(128, np.float32)],
+            block=128,
+            tolerance=1e-3 if name == "tanh" else 1e-6,
+        )
+    yield Probe(
+        "shuffles",
+        """EMMY_KERNEL(64, 1) probe(const u32* in, u32* out) {
+  const u32 t = threadIdx.x;
+  u32 x[1];
+  emmy_ldg_b32(x, in + t);
+  const float f = (float)(x[0] % 1000u);
+  u32 r[4] = {emmy_shfl_xor_u32(x[0], 5), emmy_shfl_idx_u32(x[0], t * 3 % 32),
+              __float_as_uint(emmy_shfl_xor_f32(f, 16)), __float_as_uint(emmy_shfl_idx_f32(f, 7)) + emmy_warp_index()};
+  emmy_pdl_wait();
+  emmy_pdl_launch();
+  emmy_stg_b128(out + t * 4, r);
+}""",
+        partial(words_in_out, 64, 256),
+        block=64,
+    )
