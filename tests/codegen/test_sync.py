@@ -41,6 +41,11 @@ from emmy.testing.move_contract import random_inputs
 
 SMALL = matmul(50, 35, 72, "f16", "nk").program()
 TILES = "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,16)"
+AHEAD = matmul(32, 16, 168, "f16", "nk").program()
+PIECES, FETCH = (
+    "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,32)",
+    "k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/persist(1)",
+)
 WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
 
 # name -> (program, target, schedule): the five plans, and a plan for every other way to fill a ring
@@ -53,6 +58,8 @@ PLANS["attention"] = (
     "k0/stage(K,tma,2) k0/stage(V,tma,2) k0/specialize(1,40,232) k0/persist(2)",
 )
 PLANS |= {
+    "cp_async read ahead": (AHEAD, "rtx4090", f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH}"),
+    "tma read ahead": (AHEAD, "h200", f"{PIECES} k0/stage(A,tma,2) k0/stage(B,tma,2) {FETCH}"),
     "cooperative": (
         SMALL,
         "h200",
@@ -301,6 +308,8 @@ HARMLESS = {
     ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
+    # Before the loop every agent has waited for the fill itself, and nothing is refilled yet.
+    ("a block sync dropped", "tma read ahead", "BlockSync() #0"),
     # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
     ("a group not committed", "norm_linear", "Commit() #0"),
     ("a group not committed", "cp_async beside ldg", "Commit() #0"),

@@ -27,6 +27,8 @@ SCALED = Program(
     ),
     ("Xs", "C"),
 )
+PIPELINED = parse_op("matmul:32x32x96:f16:nk,bias").program()
+AHEAD = "k0/split(k,serial,32) k0/stage(A,tma,2) k0/stage(B,tma,2)"
 JOINED = "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W)"
 
 REFUSED = {
@@ -80,6 +82,12 @@ REFUSED = {
     ),
     "a ring beside roles that would not fill it": (
         MATMUL, "h200", "k0/split(k,serial,16) k0/stage(A,tma,2) k0/specialize(1,40,232) k0/stage(B,tma,2)", "2 roles already",
+    ),
+    "a ring beside those that are read ahead": (
+        PIPELINED, "h200", f"{AHEAD} k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/stage(bias,ldg,1)", "ahead already: stage comes before pipeline",
+    ),
+    "a producer for rings that are read ahead": (
+        PIPELINED, "h200", f"{AHEAD} k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/specialize(1,40,232)", "specialize comes before pipeline",
     ),
     "an unknown layout": (MATMUL, "h200", "k0/stage(A,tma,1,banana)", "layout banana of A against .*swizzle128"),
     "staging what a finishing launch does not read": (MATMUL, "h200", "k0/splitk(C,2) k1/stage(A,tma,1)", "A is not an input that k1"),

@@ -152,6 +152,14 @@ def refuse_late_loop(move: Move, launch: Launch) -> str | None:
     return f"{own.stage} has {len(own.nest)} loops of its own inside the tile: {move.name} comes before them"
 
 
+def refuse_ahead(move: Move, launch: Launch) -> str | None:
+    """Why the launch's rings can no longer change: a work reads them ahead, by waits that fit them as they are."""
+    ahead = next((w.stage for w in launch.tile.works if w.ahead), None)
+    return (
+        f"{ahead} reads the rings of {launch.name} ahead already: {move.name} comes before pipeline" if ahead else None
+    )
+
+
 def full_nest(plan: Plan, launch: Launch, work: Work | None) -> tuple[Loop, ...]:
     """The loops around the innermost piece of a work (of the tile, without one)."""
     return launch.tile.nest + (work.nest if work else ())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.plan import Plan, Role
 from emmy.ir.target import Target
 
@@ -49,6 +49,9 @@ class Specialize(Move):
         la = plan.launch(self.launch)
         if not target.can("setmaxnreg"):
             return f"{target.name} cannot move registers between warpgroups (setmaxnreg)"
+        ahead = refuse_ahead(self, la)
+        if ahead:
+            return ahead
         if not la.tile.channels or la.tile.roles:
             found = f"{len(la.tile.channels)} channels and {len(la.tile.roles)} roles"
             return f"{self.launch} has {found}: specialize needs channels (stage first) and no roles"

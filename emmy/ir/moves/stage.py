@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import TRANSFER_BYTES, multiple, transfer_bytes
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import missing_loop
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
@@ -112,6 +112,9 @@ class Stage(Move):
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
         if la.tile.channel(self.value):
             return f"{self.value} is staged already, with depth {la.tile.channel(self.value).depth}"  # type: ignore[union-attr]
+        ahead = refuse_ahead(self, la)
+        if ahead:
+            return ahead
         if la.tile.roles:
             return f"{self.launch} has {len(la.tile.roles)} roles already: stage comes before specialize"
         if self.layout is not None and self.layout not in LAYOUTS[TRANSPORTS[self.transport][1]]:
