@@ -84,7 +84,7 @@ REFUSED = {
         MATMUL, "h200", "k0/split(k,serial,16) k0/stage(A,tma,2) k0/specialize(1,40,232) k0/stage(B,tma,2)", "2 roles already",
     ),
     "a ring beside those that are read ahead": (
-        PIPELINED, "h200", f"{AHEAD} k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/stage(bias,ldg,1)", "ahead already: stage comes before pipeline",
+        PIPELINED, "h200", f"{AHEAD} k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/stage(bias,ldg,1)", "stage comes before pipeline",
     ),
     "a producer for rings that are read ahead": (
         PIPELINED, "h200", f"{AHEAD} k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/specialize(1,40,232)", "specialize comes before pipeline",

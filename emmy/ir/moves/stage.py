@@ -100,8 +100,10 @@ class Stage(Move):
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
-        if missing:
-            return missing
+        return missing or self._refuse_words(plan, target) or self._refuse_place(plan, target)
+
+    def _refuse_words(self, plan: Plan, target: Target) -> str | None:
+        """Why there is no such value, transport or layout here."""
         la, p = plan.launch(self.launch), plan.program
         working = [p.stage(w.stage) for w in la.tile.works if not w.combine]
         inputs = [v.name for v in p.inputs if any(v.name in s.reads for s in working)]
@@ -110,6 +112,14 @@ class Stage(Move):
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
             known = [t for t, (c, _, _) in TRANSPORTS.items() if target.can(c)]
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
+        if self.layout is not None and self.layout not in LAYOUTS[TRANSPORTS[self.transport][1]]:
+            allowed = ", ".join(LAYOUTS[TRANSPORTS[self.transport][1]])
+            return f"layout {self.layout} of {self.value} against {allowed}, which {self.transport} can fill"
+        return None
+
+    def _refuse_place(self, plan: Plan, target: Target) -> str | None:
+        """Why its ring cannot stand in this tile."""
+        la = plan.launch(self.launch)
         if la.tile.channel(self.value):
             return f"{self.value} is staged already, with depth {la.tile.channel(self.value).depth}"  # type: ignore[union-attr]
         ahead = refuse_ahead(self, la)
@@ -117,9 +127,6 @@ class Stage(Move):
             return ahead
         if la.tile.roles:
             return f"{self.launch} has {len(la.tile.roles)} roles already: stage comes before specialize"
-        if self.layout is not None and self.layout not in LAYOUTS[TRANSPORTS[self.transport][1]]:
-            allowed = ", ".join(LAYOUTS[TRANSPORTS[self.transport][1]])
-            return f"layout {self.layout} of {self.value} against {allowed}, which {self.transport} can fill"
         at = self._at(plan, la)
         parallel = next((x for x in la.tile.nest[: max(at, 0)] if x.level not in (*BLOCK_LEVELS, "serial")), None)
         if parallel:
