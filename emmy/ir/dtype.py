@@ -23,7 +23,10 @@ def epsilon(dtype: DType) -> float:
 
 
 def encode(x: Floats, dtype: DType) -> NDArray[np.generic]:
-    """`x` rounded to nearest even in its storage form: float32, float16, or uint16 bits for bf16 (numpy has none)."""
+    """`x` rounded to nearest even in its storage form: float32, float16, or uint16 bits for bf16 (numpy has none).
+
+    bf16 goes by way of float32, as on a device: a float64 just beyond half way may end on the other side of it.
+    """
     if dtype == "f32":
         return x.astype(np.float32)
     if dtype == "f16":
