@@ -10,7 +10,9 @@ from pathlib import Path
 from emmy import config, hostcc
 from emmy.errors import CompileError, NoSuchDevice
 from emmy.ir.target import Target
+from emmy.measure import nvml
 from emmy.records import Device
+from emmy.runtime.cuda_driver import Gpu
 
 
 def cpu_device(target: Target) -> Device:
@@ -24,6 +26,17 @@ def cpu_device(target: Target) -> Device:
         product=target.product,
         uuid_hash=hashlib.sha256(f"{_machine()}\n{target.product}".encode()).hexdigest()[:16],
         driver=f"{platform.system()} {platform.release()}",
+        toolkit=toolkit,
+    )
+
+
+def gpu_device(gpu: Gpu, target: str, toolkit: str) -> Device:
+    """A GPU under its target's name. The hash is of its uuid alone: the card is the same in another machine."""
+    return Device(
+        target=target,
+        product=gpu.product,
+        uuid_hash=hashlib.sha256(gpu.uuid.encode()).hexdigest()[:16],
+        driver=f"{nvml.driver_version() or 'driver unknown'}, CUDA {gpu.cuda}",
         toolkit=toolkit,
     )
 

@@ -19,7 +19,7 @@ MOST_STEAL = 0.05  # share of the window in which the hypervisor ran somebody el
 MOST_DISPLACED = 0.5  # one thread: share of the timed wall time for which it was kept from running
 LEAST_FREE_CORES = -0.2  # several threads: cores that others left, minus the threads
 LEAST_CLOCK = 0.9  # clock after over clock before
-MOST_SPREAD = {"thread_cpu": 0.05, "wall": 0.10, "event": 0.05}  # between the quartiles, over the median
+MOST_SPREAD = {"thread_cpu": 0.05, "wall": 0.10, "event": 0.10}  # between the quartiles, over the median
 
 LEAST_WINDOW_S = 0.2  # /proc/stat counts in ticks of 10 ms
 

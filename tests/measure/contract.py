@@ -42,7 +42,8 @@ class MeasurerContract(ABC):
 
     def test_rows_that_are_not_taken_cost_nothing_later(self, measurer: Measurer) -> None:
         rows = measurer.stream([self.good] * 50)
-        assert next(rows).status == "ok"
+        first = next(rows)
+        assert first.status == "ok", first.message
         rows.close()  # type: ignore[attr-defined]  # a generator's
         assert measurer.measure([self.good])[0].status == "ok"
 

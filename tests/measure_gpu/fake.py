@@ -6,6 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
+
+from emmy.codegen.files import appearing
+from emmy.errors import CompileError, IllegalMove
+from emmy.ir.ops import parse_op
+from emmy.measure.compile_pool import Builder, Built
+from emmy.records import Candidate
+from emmy.runtime.cuda_driver import Gpu
 
 HERE = Path(__file__).parent
 OP = "matmul:33x17x9:f32"
@@ -59,3 +67,27 @@ def matmul_plan(behaviour: str, m: int, n: int, k: int, us: float = 10.0) -> byt
         f"kernel k0 128 1024 {m}\npass A\npass B\npass C\n"
     )
     return plan(f"k0 {behaviour} {m} {n} {k} {us}\n", lines)
+
+
+def gpu(index: int = 0, product: str = "NVIDIA GeForce RTX 4090") -> Gpu:
+    """What the stand-in's `gpus()` says of its GPU."""
+    uuid = f"GPU-{UUID(bytes=bytes(i + 16 * index for i in range(16)))}"
+    return Gpu(index, product, uuid, (8, 9), 24 << 30, 1 << 20, 128, "13.0")
+
+
+def builder(folder: Path) -> Builder:
+    """Makes a plan of the kernel that a schedule names: a behaviour and the microseconds that it takes, `right 10`."""
+
+    def build(candidate: Candidate) -> Built:
+        behaviour, us, *_ = [*candidate.schedule.split(), "10"]
+        if behaviour == "refused":
+            raise IllegalMove(0, "k0/split(m,grid,0)", "a step of 0 makes no progress; allowed 1..33")
+        if behaviour == "spills":
+            raise CompileError("ptxas: spills 40 bytes a thread at 255 registers")
+        sizes = parse_op(candidate.op).program().sizes()
+        path = folder / f"{behaviour}-{us}-{'x'.join(map(str, sizes.values()))}.plan"
+        with appearing(path) as new:
+            new.write_bytes(matmul_plan(behaviour, sizes["m"], sizes["n"], sizes["k"], float(us)))
+        return Built(path, f"digest of {behaviour}", {"registers": 40.0})
+
+    return build

@@ -1,0 +1,195 @@
+"""Measuring on a GPU against a stand-in driver: every way a kernel can go wrong becomes the right row, and the next measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
+from emmy.ir.target import load_target
+from emmy.measure import build_main
+from emmy.measure.compile_pool import Built
+from emmy.measure.cuda import CudaMeasurer
+from emmy.measure.worker_measurer import RunLimit
+from emmy.records import Candidate, Status
+from tests.measure.contract import MeasurerContract
+from tests.measure_gpu import fake
+
+LIMIT = RunLimit(least_s=1.5, times=50.0, unknown_s=5.0, patience=(30.0, 0.02))
+RIGHT = Candidate(fake.OP, "right")
+
+# kernel -> status and a piece of the message of its row, and whether the worker survives it
+EXPECTED: dict[str, tuple[Status, str, bool]] = {
+    "right 400": ("ok", "", True),
+    "refused": ("constraints", "move 0 k0/split(m,grid,0): a step of 0", True),
+    "spills": ("compile", "spills 40 bytes a thread", True),
+    "illegal": ("runtime", "CUDA error 700, an illegal memory access was encountered", False),
+    "breaks_the_gpu": ("device_lost", "CUDA error 214, uncorrectable ECC error", False),
+    "hang": ("timeout", "did not come back in the time allowed, while checking integer inputs", False),
+    "too_large": ("runtime", "CUDA error 701, too many resources requested for launch, while launching k0", True),
+    "right 30000": ("timeout", "one run took 0.03 s, allowed are 0.02 s", True),
+    "off_by_one": ("correctness", "integer inputs, seed 0: C[0,5] is", True),
+    "nothing": ("correctness", "C[0,0] was never written", True),
+    "past_the_end": (
+        "correctness",
+        "out of bounds of C: 4 bytes past its end were written, the nearest 4001 away",
+        True,
+    ),
+    "before_the_start": (
+        "correctness",
+        "out of bounds of C: 4 bytes before its start were written, the nearest 1 away",
+        True,
+    ),
+    "modifies_an_input": ("correctness", "input B was modified: the first change is at [0,3]", True),
+    "wrong_after_a_while": ("correctness", "right at first, wrong after", True),
+}
+
+
+def make(folder: Path, gpu: int = 0) -> CudaMeasurer:
+    return CudaMeasurer(
+        load_target("rtx4090"),
+        gpu=fake.gpu(gpu),
+        build=fake.builder(folder),
+        cache=folder,
+        limit=LIMIT,
+        compile_workers=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of a machine that has a GPU: workers that are started see the stand-ins."""
+    folder = tmp_path_factory.mktemp("gpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_LIBRARY_PATH", str(fake.libraries(folder)))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def shared(machine: Path) -> Iterator[CudaMeasurer]:
+    with make(machine) as measurer:
+        yield measurer
+
+
+class TestCudaMeasurer(MeasurerContract):
+    good, bad = RIGHT, Candidate(fake.OP, "off_by_one")
+
+    @pytest.fixture
+    def measurer(self, shared: CudaMeasurer) -> CudaMeasurer:
+        return shared
+
+    def test_a_race_gives_each_ok_row_the_stock_time_and_the_ratio(self, measurer: CudaMeasurer) -> None:
+        pytest.skip("the stock kernel needs torch with CUDA")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_bad_kernel_becomes_the_right_row_and_the_next_measures_right(name: str, shared: CudaMeasurer) -> None:
+    shared.measure([RIGHT])
+    worker = shared.worker.pid
+    row, after = shared.measure([Candidate(fake.OP, name), RIGHT])
+    status, message, survives = EXPECTED[name]
+    assert (row.status, message in row.message) == (status, True), row.message
+    assert after.status == "ok", after.message
+    assert (shared.worker.pid == worker) == survives
+
+
+def test_times_are_those_of_the_events_and_the_row_says_how_they_were_taken(shared: CudaMeasurer) -> None:
+    row, slow = shared.measure([RIGHT, Candidate(fake.OP, "right 123")])
+    assert row.samples_us == pytest.approx((10.0,) * 3)
+    assert slow.samples_us[0] == pytest.approx(123.0)
+    assert (row.device.target, row.device.product, row.device.toolkit[:6]) == (
+        "rtx4090",
+        "NVIDIA GeForce RTX 4090",
+        "nvrtc ",
+    )
+    assert (row.protocol.clock, row.protocol.cache, row.protocol.repeats) == ("event", "cold", 3)
+    assert (row.clock_mhz, row.temperature_c) == (2520.0, 61.0)
+    assert row.static["power_w"] == pytest.approx(310.5)
+    assert row.static["warm_us"] == pytest.approx(10.0)
+    assert row.static["registers"] == 40.0
+    assert row.static["buffer_sets"] > 100  # small operands: many sets, until the cache has forgotten the first
+    assert not row.contended
+
+
+def test_a_race_takes_turns_and_measures_long_kernels_under_lasting_load(shared: CudaMeasurer) -> None:
+    names = ["right 60", "illegal", "right 80", "off_by_one", "refused"]
+    rows = shared.race([Candidate(fake.OP, n) for n in names], rounds=5)
+    assert [r.status for r in rows] == ["ok", "runtime", "ok", "correctness", "constraints"]
+    assert rows[0].samples_us == pytest.approx((60.0,) * 5)
+    assert rows[2].static["sustained_us"] == pytest.approx(80.0)
+    assert rows[0].protocol.repeats == 5
+
+
+def test_short_kernels_have_one_state_only(shared: CudaMeasurer) -> None:
+    assert "sustained_us" not in shared.race([RIGHT], rounds=3)[0].static
+
+
+@pytest.mark.parametrize(("variable", "value"), [("FAKE_NVML_OTHER", "1"), ("FAKE_NVML_HOT", "1")])
+def test_a_busy_or_hot_gpu_marks_the_row(
+    variable: str, value: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with make(machine, gpu=1) as measurer:  # its readings are known by another uuid: none
+        assert not measurer.measure([RIGHT])[0].contended
+    machine_of_its_own = machine / variable
+    machine_of_its_own.mkdir()
+    with make(machine_of_its_own) as measurer:
+        assert measurer.measure([RIGHT])[0].contended
+
+
+def test_a_gpu_is_measured_by_one_at_a_time_but_two_gpus_are_two_devices(machine: Path, shared: CudaMeasurer) -> None:
+    with pytest.raises(DeviceBusy, match="is being measured by process"):
+        make(machine)
+    with make(machine, gpu=1) as other:
+        assert other.device.uuid_hash != shared.device.uuid_hash
+
+
+def test_a_target_that_is_not_here_is_refused_with_what_is(machine: Path) -> None:
+    script = """
+from emmy.errors import NoSuchDevice
+from emmy.ir.target import load_target
+from emmy.measure import build_main
+from emmy.measure.compile_pool import Built
+from emmy.measure.cuda import find_gpu, target_of
+from emmy.runtime.cuda_driver import gpus
+print([target_of(g) for g in gpus()], find_gpu(load_target("rtx4090")).uuid)
+try:
+    find_gpu(load_target("h200"))
+except NoSuchDevice as e:
+    print(e)
+"""
+    out = fake.run(script, machine, FAKE_CUDA_COUNT="2")
+    assert f"['rtx4090', 'rtx4090'] {fake.gpu().uuid}" in out
+    assert "h200 (NVIDIA H200) is not here; this machine has NVIDIA GeForce RTX 4090 (rtx4090), NVIDIA" in out
+    out = fake.run(script.replace("rtx4090", "h100"), machine, FAKE_CUDA_NAME="NVIDIA H100 80GB HBM3")
+    assert "['h100']" in out
+
+
+def test_a_cpu_is_not_measured_here_and_no_gpu_is_no_device() -> None:
+    with pytest.raises(UsageError, match="cpu is no GPU"):
+        CudaMeasurer(load_target("cpu"))
+    with pytest.raises(NoSuchDevice, match="a100"):
+        CudaMeasurer(load_target("a100"))
+
+
+def test_generated_code_goes_all_the_way_to_the_card(machine: Path) -> None:
+    """What NVRTC made is no kernel that the stand-in knows, so that loading it is refused in words."""
+    op, target = "matmul:64x64x64:f16:nk", load_target("rtx4090")
+
+    def build(candidate: Candidate) -> Built:
+        return build_main.build(candidate, target)
+
+    with CudaMeasurer(target, gpu=fake.gpu(1), cache=machine, build=build, compile_workers=1) as measurer:
+        default, refused = measurer.measure([Candidate(op, SIMPLE), Candidate(op, "k0/split(m,grid,3)")])
+    assert (default.status, "CUDA error 209" in default.message) == ("runtime", True), default.message
+    assert default.static["registers"] > 0
+    assert default.source_digest != ""
+    assert refused.status == "constraints"
+
+
+SIMPLE = (
+    "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,16) "
+    "k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16)"
+)
