@@ -19,7 +19,7 @@ from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.retrain import train_costmodel as retrain
 from emmy.costmodel.samples import prepare
 from emmy.costmodel.train import Progress, TrainedModel, train
-from emmy.errors import DataBusy, DataError, NoSuchDevice, UsageError, WrongAnswer
+from emmy.errors import DataBusy, DataError, UsageError, WrongAnswer
 from emmy.explain import Explanation
 from emmy.explain import explain as explain_op
 from emmy.ir.ops import Op, parse_op
@@ -27,6 +27,7 @@ from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
 from emmy.levels import LEVELS, Level, LevelName, Subject, describe, example
+from emmy.measure.factory import measurer_for
 from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.measure.measurer import Measurer
 from emmy.records import Candidate, Measurement, new_id, now_utc
@@ -139,14 +140,7 @@ def device(target: Target, threads: int, *, wait: bool = False, measurer: Measur
     if measurer is not None:
         yield measurer
         return
-    if not target.is_cpu:
-        raise NoSuchDevice(
-            f"{target.name} cannot be measured: this version of Emmy generates no CUDA code yet. "
-            f"`emmy show OP --gpu {target.name}` shows its plans; `--gpu cpu` tunes on this machine."
-        )
-    from emmy.measure.cpu import CpuMeasurer
-
-    with CpuMeasurer(target, threads=threads, floor_us=lambda op: roof_us(op, target.name, threads), wait=wait) as here:
+    with measurer_for(target, threads, floor_us=lambda op: roof_us(op, target.name, threads), wait=wait) as here:
         yield here
 
 
