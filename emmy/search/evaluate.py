@@ -1,0 +1,210 @@
+"""Strategies replayed on recorded spaces and scored against random search. Measures nothing but the strategies' own time.
+
+The score is that of the methodology of Willemsen et al. ("A Methodology for Comparing Auto-Tuning Optimization
+Algorithms", 2024), over the number of evaluations k = 1..budget:
+
+    P(k) = (S_baseline(k) - F(k)) / (S_baseline(k) - S_opt)          score = mean of P(k) over k
+
+F(k) is the mean over seeds of the best time after k evaluations and S_opt the fastest time of the space. S_baseline(k) is
+calculated, not run: the expected best of k points drawn without replacement from all N. With times f_1 <= ... <= f_N,
+
+    S_baseline(k) = sum over i of f_i * (C(N-i+1, k) - C(N-i, k)) / C(N, k)
+
+So random search scores 0 up to chance, 1 is the optimum at once, and worse than random is negative. Only configurations
+that ran are points; a strategy never gets the same one twice. Where k >= N the baseline has found the optimum: P(k) = 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.errors import UsageError
+from emmy.search.recorded_space import RecordedSpace, load_recorded
+from emmy.search.registry import STRATEGIES, make_strategy
+from emmy.workloads import recorded
+
+Floats = NDArray[np.float64]
+
+COUNTS = (20, 50, 100, 200, 400)  # evaluations the table shows
+BUDGET = 400
+_MOST_PROCESSES = 2
+_WITH_MODEL = "+model"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchScore:
+    """One strategy on one space, over all seeds. `at`: (evaluations, P there); n95, n99: median evaluations until a time
+    within 95 or 99 % of the optimum's speed, None when the median run did not get there."""
+
+    space: str
+    strategy: str
+    points: int
+    seeds: int
+    budget: int
+    batch: int
+    score: float
+    at: tuple[tuple[int, float], ...]
+    n95: float | None
+    n99: float | None
+    seconds: float  # wall time of a run's asks and tells, mean
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One strategy over all spaces: means of scores and of seconds."""
+
+    strategy: str
+    spaces: int
+    seeds: int
+    score: float
+    at: tuple[tuple[int, float], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    best_us: tuple[float, ...]  # after 1, 2, ... evaluations
+    seconds: float
+
+
+def evaluate(
+    strategies: Sequence[str] = tuple(STRATEGIES),
+    spaces: Sequence[str] = (),
+    *,
+    seeds: int = 20,
+    budget: int = BUDGET,
+    batch: int = 1,
+    processes: int = _MOST_PROCESSES,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[SearchScore]:
+    """A row a space and strategy, in that order. Seeds are 0..seeds-1.
+
+    strategies  names of the registry; `name+model` gives it a model trained on the same kernel's other recorded spaces
+    spaces      names of recorded spaces; none means all
+    batch       points a call of `ask`
+    processes   runs at a time, two at most: runs are timed
+    on_progress called with (runs done, runs in all)
+    Raises UsageError for unknown names and for counts below 1.
+    """
+    names = tuple(spaces) or recorded.names()
+    for what, value in (("seeds", seeds), ("budget", budget), ("batch", batch), ("processes", processes)):
+        if value < 1:
+            raise UsageError(f"{what} must be at least 1, got {value}")
+    for strategy in strategies:
+        if strategy.removesuffix(_WITH_MODEL) not in STRATEGIES:
+            raise UsageError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}, {_WITH_MODEL} added or not")
+    for name in names:
+        recorded.load(name)
+    todo = [(n, s, seed, budget, batch) for n in names for s in strategies for seed in range(seeds)]
+    done: list[_Replay] = []
+    with ProcessPoolExecutor(min(processes, _MOST_PROCESSES), mp_context=get_context("spawn")) as pool:
+        for result in pool.map(_run, todo):
+            done.append(result)
+            if on_progress is not None:
+                on_progress(len(done), len(todo))
+    cells = [(n, s) for n in names for s in strategies]
+    return [_score(_space(n), s, done[i * seeds : (i + 1) * seeds], budget, batch) for i, (n, s) in enumerate(cells)]
+
+
+def standings(rows: Sequence[SearchScore]) -> list[Standing]:
+    """The strategies in the order of their mean scores, best first. Rows must be of one `evaluate`."""
+    by_strategy: dict[str, list[SearchScore]] = {}
+    for row in rows:
+        by_strategy.setdefault(row.strategy, []).append(row)
+    means = [
+        Standing(
+            strategy,
+            len(own),
+            own[0].seeds,
+            float(np.mean([r.score for r in own])),
+            tuple((k, float(np.mean([dict(r.at)[k] for r in own]))) for k, _ in own[0].at),
+            float(np.mean([r.seconds for r in own])),
+        )
+        for strategy, own in by_strategy.items()
+    ]
+    return sorted(means, key=lambda s: -s.score)
+
+
+def replay(space: RecordedSpace, strategy: str, seed: int, budget: int, batch: int) -> tuple[float, ...]:
+    """Best time in microseconds after 1, 2, ... evaluations, until the budget or the space is spent."""
+    from emmy.search.siblings import sibling_model
+
+    model = sibling_model(space.name) if strategy.endswith(_WITH_MODEL) else None
+    searcher = make_strategy(strategy.removesuffix(_WITH_MODEL), space, seed=seed, model=model)
+    best: list[float] = []
+    while len(best) < budget and (points := searcher.ask(min(batch, budget - len(best)))):
+        trials = [space.trial(p) for p in points]
+        searcher.tell(trials)
+        for trial in trials:
+            assert trial.time_us is not None  # failures are no points of a recorded space
+            best.append(min(trial.time_us, best[-1]) if best else trial.time_us)
+    return tuple(best)
+
+
+def baseline_us(times_us: Floats, budget: int) -> Floats:
+    """S_baseline(k) for k = 1..budget: the expected best of k times drawn without replacement."""
+    ordered = np.sort(times_us)
+    n = len(ordered)
+    i = np.arange(n + 1)
+    expected = np.empty(budget)
+    missed = np.ones(n + 1)  # chance that k draws miss the i fastest: C(N-i, k) / C(N, k)
+    for k in range(min(budget, n)):
+        missed = missed * np.maximum(n - i - k, 0) / (n - k)
+        expected[k] = (missed[:-1] - missed[1:]) @ ordered
+    expected[n:] = ordered[0]
+    return expected
+
+
+def performance(times_us: Floats, best_us: Floats) -> Floats:
+    """P(k) for k = 1..budget, from the best times [seeds, budget]."""
+    budget = best_us.shape[1]
+    room = baseline_us(times_us, budget) - times_us.min()
+    gain = baseline_us(times_us, budget) - best_us.mean(axis=0)
+    real = (np.arange(1, budget + 1) < len(times_us)) & (room > 0)
+    return np.divide(gain, room, out=np.ones(budget), where=real)
+
+
+def _score(space: RecordedSpace, strategy: str, replays: Sequence[_Replay], budget: int, batch: int) -> SearchScore:
+    best = np.array([[*r.best_us, *[r.best_us[-1]] * (budget - len(r.best_us))] for r in replays])
+    p = performance(space.times_us, best)
+    return SearchScore(
+        space.name,
+        strategy,
+        len(space.times_us),
+        len(replays),
+        budget,
+        batch,
+        float(p.mean()),
+        tuple((k, float(p[k - 1])) for k in COUNTS if k <= budget),
+        _evaluations_to(0.95, best, space.times_us),
+        _evaluations_to(0.99, best, space.times_us),
+        float(np.mean([r.seconds for r in replays])),
+    )
+
+
+def _evaluations_to(share: float, best_us: Floats, times_us: Floats) -> float | None:
+    """Median over runs of the first evaluation with a time of at most optimum / share."""
+    there = best_us * share <= times_us.min()
+    first = np.where(there.any(axis=1), there.argmax(axis=1) + 1.0, np.inf)
+    median = float(np.median(first))
+    return median if np.isfinite(median) else None
+
+
+def _run(job: tuple[str, str, int, int, int]) -> _Replay:
+    name, strategy, seed, budget, batch = job
+    space = _space(name)
+    began = time.perf_counter()
+    return _Replay(replay(space, strategy, seed, budget, batch), time.perf_counter() - began)
+
+
+@cache
+def _space(name: str) -> RecordedSpace:
+    return load_recorded(name)

@@ -1,0 +1,69 @@
+"""A model of a recorded space from the same kernel's other recorded spaces: a warm start to evaluate with. Deploys nothing.
+
+It stands for the cost model on recorded spaces, whose features are parameters. What it may see of the space it ranks is the
+names of its features; never its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.errors import UsageError
+from emmy.search.recorded_space import RecordedSpace, load_recorded
+from emmy.workloads import recorded
+
+if TYPE_CHECKING:
+    import lightgbm
+
+Floats = NDArray[np.float64]
+
+_AMD = ("mi250x", "w6600")  # times of one vendor's devices say little of the other's
+_ROUNDS = 300
+_LEAST_SPREAD = 0.25  # log2; what agreement between few donors does not prove
+
+
+class SiblingModel:
+    """The mean over donors of log2(time / median time); implements `Ranker`. The spread is the donors' disagreement."""
+
+    def __init__(self, donors: Sequence[lightgbm.Booster]) -> None:
+        self._donors = donors
+
+    def predict(self, x: Floats) -> tuple[Floats, Floats]:
+        each = np.stack([np.asarray(d.predict(x, num_threads=1), dtype=np.float64) for d in self._donors])
+        return each.mean(axis=0), np.maximum(each.std(axis=0), _LEAST_SPREAD)
+
+
+def siblings(name: str) -> list[str]:
+    """Other recorded spaces of the kernel, on devices of the same vendor."""
+    kernel, device = name.rsplit(".", 1)
+    others = (n.rsplit(".", 1) for n in recorded.names() if n != name)
+    return [f"{k}.{d}" for k, d in others if k == kernel and (d in _AMD) == (device in _AMD)]
+
+
+@cache
+def sibling_model(name: str) -> SiblingModel:
+    """Raises UsageError when the space has no sibling."""
+    donors = siblings(name)
+    if not donors:
+        raise UsageError(
+            f"recorded space {name} has no other device of its vendor to learn from; evaluate without +model"
+        )
+    space = load_recorded(name)
+    return SiblingModel([_train(load_recorded(d), space.feature_names) for d in donors])
+
+
+def _train(donor: RecordedSpace, feature_names: tuple[str, ...]) -> lightgbm.Booster:
+    import lightgbm
+
+    if donor.feature_names != feature_names:
+        raise UsageError(f"recorded space {donor.name} has features {donor.feature_names}, not {feature_names}")
+    y = np.log2(donor.times_us / np.median(donor.times_us))
+    data = lightgbm.Dataset(donor.features(list(donor.points())), label=y)
+    options = {"objective": "regression", "num_leaves": 31, "learning_rate": 0.1, "min_data_in_leaf": 5}
+    exact = {"num_threads": 1, "deterministic": True, "force_row_wise": True, "seed": 0, "verbosity": -1}
+    return lightgbm.train({**options, **exact}, data, num_boost_round=_ROUNDS)
