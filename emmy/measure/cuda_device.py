@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 _COLD = 5  # times the L2 cache: so much must be touched in between
-_MEMORY_SHARE = 0.8  # of what is free, for all ops that are kept
+_OPERANDS, _ANSWERS = 0.5, 0.3  # shares of the free memory, for all ops that are kept
+_OP_BYTES, _MOST_OPS = 12 << 30, 8  # an op is kept for each so much memory
 _OUT_OF_MEMORY = 2
 _LOST = frozenset({46, 214, 220, 226})  # unavailable, ECC, NVLink, contained: no kernel does this
 
@@ -37,9 +38,11 @@ class CudaDevice(Device):
 
     def __init__(self, references: References, parent: int) -> None:
         """Raises NoSuchDevice when there is none."""
-        self.clock, self.kept_ops, self.references = "event", 4, references
+        self.clock, self.references = "event", references
         self.context = Context()
-        self.memory_bytes = int(_MEMORY_SHARE * self.context.free_bytes()) // self.kept_ops
+        free = self.context.free_bytes()
+        self.kept_ops = max(1, min(_MOST_OPS, free // _OP_BYTES))
+        self.memory_bytes, self._answer_bytes = (int(x * free) // self.kept_ops for x in (_OPERANDS, _ANSWERS))
         self.cold_bytes = _COLD * self.context.gpu.l2_bytes
         self._meter = Meter(self.context.gpu.uuid, (parent,))
         self._has_torch = _prepare_torch(self.context.stream)
@@ -52,7 +55,7 @@ class CudaDevice(Device):
 
     def answers(self, op: Op) -> Answers:
         if self._has_torch and isinstance(op, Matmul):
-            return TorchAnswers(op, "cuda", tensor, self.memory_bytes // 4)
+            return TorchAnswers(op, "cuda", tensor, self._answer_bytes)
         return HostAnswers(op, self.references, self.memory_bytes // 4)
 
     def guarded(self, shape: tuple[int, ...], dtype: DType) -> Buffer:

@@ -1,0 +1,95 @@
+"""One device, many searches: a measurer for a process that has none, asked through a pipe. Knows no searches and no devices.
+
+Lines of JSON. The client asks for a batch, then for one row at a time, so that rows it does not want are not measured:
+
+    {"stream": [[op, schedule], ...], "best_us": 12.5}    {"race": [...], "rounds": 7}
+    "next" or "stop"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from typing import IO
+
+from emmy.errors import DataError
+from emmy.measure.measurer import Measurer
+from emmy.records import Candidate, Device, Measurement
+
+_END = {"end": True}
+
+
+class ServedMeasurer(Measurer):
+    """Measures by asking whoever holds the device at the other end. Used by one thread."""
+
+    def __init__(self, answers: IO[bytes], requests: IO[bytes]) -> None:
+        """Raises DataError when the other end says nothing."""
+        self._answers, self._requests = answers, requests
+        self._device = Device(**json.loads(self._line()))
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+        self._say({"stream": [[c.op, c.schedule] for c in candidates], "best_us": best_us})
+        yield from self._rows()
+
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
+        self._say({"race": [[c.op, c.schedule] for c in candidates], "rounds": rounds})
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[Measurement]:
+        ended = False
+        try:
+            while True:
+                self._say("next")
+                line = self._line()
+                if json.loads(line) == _END:
+                    ended = True
+                    return
+                yield Measurement.from_json(line)
+        finally:
+            if not ended:
+                self._say("stop")
+
+    def _say(self, what: object) -> None:
+        self._requests.write(json.dumps(what).encode() + b"\n")
+        self._requests.flush()
+
+    def _line(self) -> str:
+        line = self._answers.readline()
+        if not line.endswith(b"\n"):
+            raise DataError("the process that holds the device is gone; its own log says why")
+        return line.decode()
+
+
+def serve(measurer: Measurer, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answers one client until it closes its end. Raises DataError when it says something else."""
+
+    def say(line: str) -> None:
+        answers.write(line.encode() + b"\n")
+        answers.flush()
+
+    d = measurer.device
+    say(json.dumps({name: getattr(d, name) for name in d.__slots__}))
+    for line in requests:
+        rows = _rows(measurer, line)
+        for word in requests:
+            if json.loads(word) != "next":
+                break
+            row = next(rows, None)
+            say(json.dumps(_END) if row is None else row.to_json())
+            if row is None:
+                break
+        rows.close()
+
+
+def _rows(measurer: Measurer, request: bytes) -> Generator[Measurement, None, None]:
+    match json.loads(request):
+        case {"stream": list(pairs), "best_us": best_us}:
+            yield from measurer.stream([Candidate(op, schedule) for op, schedule in pairs], best_us)
+        case {"race": list(pairs), "rounds": int(rounds)}:
+            yield from measurer.race([Candidate(op, schedule) for op, schedule in pairs], rounds)
+        case other:
+            raise DataError(f"a client of the device asked {str(other)[:100]!r}, which is no request")
