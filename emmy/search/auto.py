@@ -39,7 +39,7 @@ class AutoStrategy(Strategy):
     def propose(self, n: int) -> Iterable[Point]:
         if self._tree is not None and self._pool.is_informed and len(self._pool.points) < _MOST:
             self._tree.seen = self.seen
-            self._tree.descents(n)  # its leaves join the pool
+            self._tree.grow(n)  # its leaves join the pool
             self._pool.add(self._around(n))
             self._pool.close(row for row, p in enumerate(self._pool.points) if p.key in self.seen)
         return [self._pool.points[row] for row in self._pool.choose(n)]

@@ -169,7 +169,7 @@ def performance(times_us: Floats, best_us: Floats) -> Floats:
     room = baseline_us(times_us, budget) - times_us.min()
     gain = baseline_us(times_us, budget) - best_us.mean(axis=0)
     real = (np.arange(1, budget + 1) < len(times_us)) & (room > 0)
-    return np.divide(gain, room, out=np.ones(budget), where=real)
+    return np.asarray(np.divide(gain, room, out=np.ones(budget), where=real))
 
 
 def _score(space: RecordedSpace, strategy: str, replays: Sequence[_Replay], budget: int, batch: int) -> SearchScore:

@@ -23,8 +23,9 @@ _EXPLORE = 0.6  # PUCT's constant; values lie in 0..1
 _HEAT = 0.5  # log2 of time by which a prior falls to 1/e
 _MEAN_SHARE = 0.3  # of a node's mean against its best in its value
 _WIDTH, _GROWTH = 2.0, 0.5  # children open at v visits: width * v^growth
-_COMPLETIONS = 12  # leaves below a fresh node among which the belief picks
-_DESCENTS = 8  # tries for a point that was not seen, a proposal
+_COMPLETIONS = 6  # leaves looked at below the node a descent ends at
+_DESCENTS = 4  # a proposal
+_ELITE = 8  # points whose choices completions take over
 _CHILD_LIMIT = 64  # children that get a prior; the rest share the least
 
 
@@ -37,7 +38,7 @@ class _Tree:
     prior: dict[Value, float] = field(default_factory=dict)  # opened in this order
     guess: dict[Value, float] = field(default_factory=dict)
     visits: int = 0
-    pending: int = 0
+    looks: int = 0
     best: float = math.inf
     total: float = 0.0
     exhausted: bool = False
@@ -72,33 +73,25 @@ class MctsStrategy(Strategy):
 
     # ------------------------------------------------------------ asking
     def propose(self, n: int) -> Iterable[Point]:
-        return [p for p, _ in self.descents(n)]
+        if self._pool.is_informed:
+            self.grow(n)
+        return [self._pool.points[row] for row in self._pool.choose(n)]
 
-    def descents(self, n: int) -> list[tuple[Point, int]]:
-        """Up to n new points with their rows in the pool; nothing before the belief rests on more than its prior."""
-        if not self._pool.is_informed:
-            return []
-        taken: dict[str, tuple[Point, int]] = {}
-        paths: list[list[_Tree]] = []
+    def grow(self, n: int) -> None:
+        """Descend for n proposals: the completions below the nodes reached join the pool."""
+        self._pool.add(self.space.sample(self.rng) for _ in range(n))
         for _ in range(n * _DESCENTS):
-            if len(taken) == n or self._root.exhausted:
+            if self._root.exhausted:
                 break
             path = self._select()
-            point = self._complete(path[-1], taken)
-            if point is not None:
-                taken[point.key] = (point, self._pool.add([point])[0])
+            self._pool.add(self._completions(path[-1]))
             for t in path:
-                t.pending += 1  # also after a failure: the next descent goes elsewhere
-            paths.append(path)
-        for path in paths:
-            for t in path:
-                t.pending -= 1
-        return list(taken.values())
+                t.looks += 1  # the next descent goes elsewhere, in this batch and later
 
     def _select(self) -> list[_Tree]:
         """The path from the root to a node not visited yet, or a leaf."""
         path = [self._root]
-        while path[-1].node.decision is not None and path[-1].visits + path[-1].pending > 0:
+        while path[-1].node.decision is not None and path[-1].visits + path[-1].looks > 0:
             child = self._pick(path[-1])
             if child is None:
                 path[-1].exhausted = True
@@ -110,7 +103,7 @@ class MctsStrategy(Strategy):
         """The open child that PUCT prefers; None when all are exhausted."""
         if not t.prior:
             self._open(t)
-        around = t.visits + t.pending + 1
+        around = t.visits + t.looks + 1
         width = max(2, math.ceil(_WIDTH * around**_GROWTH))
         chosen: _Tree | None = None
         most = -math.inf
@@ -122,7 +115,7 @@ class MctsStrategy(Strategy):
                 continue
             width -= 1
             score = self._value(child, t.guess[value]) + _EXPLORE * prior * math.sqrt(around) / (
-                1 + child.visits + child.pending
+                1 + child.visits + child.looks
             )
             if score > most:
                 chosen, most = child, score
@@ -144,8 +137,8 @@ class MctsStrategy(Strategy):
         found = {v: self._completion(self._child(t, v)) for v in looked}
         points = {v: p for v, p in found.items() if p is not None}
         rows = self._pool.add(points.values())
-        mean, spread = self._pool.predict()
-        guess = {v: float(mean[r] - 0.5 * spread[r]) for v, r in zip(points, rows, strict=True)}
+        mean, spread = self._pool.predict(rows)
+        guess = dict(zip(points, (mean - 0.5 * spread).tolist(), strict=True))
         floor = max(guess.values(), default=0.0) + 1.0
         t.guess = {v: guess.get(v, floor) for v in values if v not in found or v in points}
         lowest = min(t.guess.values(), default=0.0)
@@ -160,25 +153,23 @@ class MctsStrategy(Strategy):
         order = toward(self._best.choices, self.rng) if self._best else at_random(self.rng)
         return descend(self.space, order, child.node)
 
-    def _complete(self, t: _Tree, taken: dict[str, tuple[Point, int]]) -> Point | None:
-        """The completion below `t` that the belief likes best, among those not seen."""
+    def _completions(self, t: _Tree) -> list[Point]:
+        """Points below `t` that were not seen: like the best point known, a little different from it, and at random."""
         if t.node.decision is None:
             t.exhausted = True  # a leaf is proposed at most once
             point = self.space.point(t.node)
-            return None if point.key in self.seen or point.key in taken else point
-        points: dict[str, Point] = {}
+            return [] if point.key in self.seen else [point]
+        found: list[Point] = []
+        elite = self._pool.elite[:_ELITE]
         for i in range(_COMPLETIONS):
             order = at_random(self.rng)
-            if self._best is not None and i % 3:
-                order = toward(self._best.choices, self.rng) if i == 1 else varied(self._best, self.rng, 1 + i % 2, 0.3)
-            found = descend(self.space, order, t.node)
-            if found is not None and found.key not in self.seen and found.key not in taken:
-                points[found.key] = found
-        if not points:
-            return None
-        rows = self._pool.add(points.values())
-        mean, spread = self._pool.predict()
-        return min(zip(points.values(), rows, strict=True), key=lambda pr: mean[pr[1]] - spread[pr[1]])[0]
+            if elite and i % 3:
+                like = self._pool.points[self.rng.choice(elite)]
+                order = toward(like.choices, self.rng) if i == 1 else varied(like, self.rng, 1 + i % 2, 0.3)
+            point_below = descend(self.space, order, t.node)
+            if point_below is not None and point_below.key not in self.seen:
+                found.append(point_below)
+        return found
 
     # ------------------------------------------------------------ the tree
     def _tree(self, node: Node) -> _Tree:

@@ -91,26 +91,24 @@ class Pool:
         return [row for _, row in sorted(timed)]
 
     # ------------------------------------------------------------ choosing
-    def choose(self, n: int, among: NDArray[np.bool_] | None = None) -> list[int]:
+    def choose(self, n: int) -> list[int]:
         """Up to n rows to measure next, best first; a point chosen counts as measured at its prediction for the next."""
         if not self.is_informed:
-            return self._spread_out(min(n, _DESIGN - len(self._values)) or n)
+            return self._spread_out(n)
         chosen: list[int] = []
         for _ in range(n):
-            open_ = self._open if among is None else self._open & among
-            if not open_.any():
+            if not self._open.any():
                 break
             mean, spread = self.predict()
-            best = self._best(mean)
-            gain = np.where(open_, log_improvement(mean, spread, best), -np.inf)
+            gain = np.where(self._open, log_improvement(mean, spread, self._best(mean)), -np.inf)
             row = int(gain.argmax())
             chosen.append(row)
             self._open[row] = False
             self._observe(row)
         return chosen
 
-    def predict(self) -> tuple[Floats, Floats]:
-        """(mean, spread) of log2 of the time, for every candidate."""
+    def predict(self, rows: Sequence[int] | None = None) -> tuple[Floats, Floats]:
+        """(mean, spread) of log2 of the time, for every candidate or for these."""
         posterior = self._fitted()
         offset = self._offset()
         known = self._known()
@@ -118,8 +116,8 @@ class Pool:
         middle = float(residuals.mean()) if known else 0.0
         scale = self._scale(residuals)
         values = [(known[row] - offset[row] - middle) / scale if row in known else None for row in posterior.observed]
-        mean, spread = posterior.predict(values)
-        return offset + middle + scale * mean, scale * spread
+        mean, spread = posterior.predict(values, rows)
+        return (offset if rows is None else offset[rows]) + middle + scale * mean, scale * spread
 
     def _known(self) -> dict[int, float]:
         """Values by row; a failure counts as the slowest time seen."""
@@ -145,7 +143,7 @@ class Pool:
         weight = _MODEL_WEIGHT * max(float(self._predicted.var()), 1e-6)
         dp, dy = p - p.mean(), y - y.mean()
         b = max((float(dp @ dy) + weight) / (float(dp @ dp) + weight), 0.0)
-        return y.mean() + b * (self._predicted - p.mean())
+        return np.asarray(y.mean() + b * (self._predicted - p.mean()))
 
     # ------------------------------------------------------------ the process
     def _fitted(self) -> Posterior:

@@ -45,7 +45,7 @@ class Strategy(ABC):
 
     def ask(self, n: int) -> list[Point]:
         self._catch_up()
-        asked = []
+        asked: list[Point] = []
         for point in self.propose(n):
             if point.key not in self.seen and len(asked) < n:
                 self.seen.add(point.key)

@@ -165,33 +165,42 @@ class Posterior:
         self._lower[n, :n], self._lower[n, n] = weights, diagonal
         self._inverse[n, :n] = -(weights @ self._inverse[:n, :n]) / diagonal
         self._inverse[n, n] = 1.0 / diagonal
-        new = self._kernel(self._x[row : row + 1], self._x)[0] - weights.astype(np.float32) @ self._rows[:n]
-        self._rows[n] = new / np.float32(diagonal)
-        self._variance = self._variance - self._rows[n] ** 2
+        size = len(self._x)
+        new = self._kernel(self._x[row : row + 1], self._x)[0] - weights.astype(np.float32) @ self._rows[:n, :size]
+        self._rows[n, :size] = new / np.float32(diagonal)
+        self._variance = self._variance - self._rows[n, :size] ** 2
         self.observed.append(row)
 
     def extend(self, table: Floats) -> None:
         """More candidates, at the end of the table."""
-        n = len(self.observed)
+        n, old = len(self.observed), len(self._x)
         x = (table * np.exp(self.hyper.inverse_lengths)).astype(np.float32)
-        rows = np.empty((self.room, len(x)), dtype=np.float32)
-        rows[:n] = self._inverse[:n, :n].astype(np.float32) @ self._kernel(self._x[self.observed], x)
-        self._x, self._rows = np.concatenate([self._x, x]), np.concatenate([self._rows, rows], axis=1)
-        self._variance = np.concatenate([self._variance, self._signal - np.einsum("ij,ij->j", rows[:n], rows[:n])])
+        rows = self._inverse[:n, :n].astype(np.float32) @ self._kernel(self._x[self.observed], x)
+        if old + len(x) > self._rows.shape[1]:  # doubled, so that growing costs no more than filling
+            wider = np.empty((self.room, 2 * (old + len(x))), dtype=np.float32)
+            wider[:n, :old] = self._rows[:n, :old]
+            self._rows = wider
+        self._rows[:n, old : old + len(x)] = rows
+        self._x = np.concatenate([self._x, x])
+        self._variance = np.concatenate([self._variance, self._signal - np.einsum("ij,ij->j", rows, rows)])
 
-    def predict(self, values: Sequence[float | None]) -> tuple[Floats, Floats]:
-        """(mean, spread) of every row of the table, given the values of the observed rows in their order; None = in flight."""
+    def predict(self, values: Sequence[float | None], rows: Sequence[int] | None = None) -> tuple[Floats, Floats]:
+        """(mean, spread) of the table's rows, or of these; `values` of the observed rows in their order, None = in flight."""
         whitened = np.zeros(len(values))
         for i, value in enumerate(values):
             if value is not None:  # an observation that equals its prediction whitens to 0 and moves no mean
                 whitened[i] = (value - self._lower[i, :i] @ whitened[:i]) / self._lower[i, i]
-        mean = whitened.astype(np.float32) @ self._rows[: len(values)]
-        return mean.astype(np.float64), np.sqrt(np.maximum(self._variance, 1e-9)).astype(np.float64)
+        n, size = len(values), len(self._x)
+        among, variance = (
+            (self._rows[:n, :size], self._variance) if rows is None else (self._rows[:n, rows], self._variance[rows])
+        )
+        mean = whitened.astype(np.float32) @ among
+        return mean.astype(np.float64), np.sqrt(np.maximum(variance, 1e-9)).astype(np.float64)
 
 
 def log_improvement(mean: Floats, spread: Floats, best: float) -> Floats:
     """Logarithm of the expected improvement on `best`, lower being better (Mockus 1978; in logarithms: Ament et al. 2023)."""
-    return np.log(spread) + np.interp((best - mean) / spread, _U, _LOG_H)
+    return np.asarray(np.log(spread) + np.interp((best - mean) / spread, _U, _LOG_H))
 
 
 def _log_h(u: float) -> float:
