@@ -14,11 +14,12 @@ from emmy.codegen.cuda_atoms import Contraction, contraction
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.cuda_values import Chain, Done, Spread, fold_parts
-from emmy.codegen.kernel import Int, IntVar, LetInt, View, Whole, below, both, over, plus, rest, same, times
+from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, View, Whole, below, both, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, For, GpuKernel, If, Ref, SetInt, Stmt, counter, flipped, walk
 from emmy.codegen.steps import (
     Advance,
     BarArrive,
+    Barrier,
     BarWait,
     BlockSync,
     Close,
@@ -44,6 +45,7 @@ from emmy.ir.target import Target
 _ELEMENTWISE_THREADS = 256
 _WIDEST = 8  # elements of a vector that a thread makes at once
 _BARRIER = 8  # bytes of an mbarrier
+_MEET = Do("emmy_syncwarp")
 _LEADER = same(THREAD, Int(0))  # the thread that speaks to the copy engine
 
 
@@ -155,7 +157,7 @@ class _Expand:
                 out += self._step(s)
         return _merged(out)
 
-    def _step(self, s: Step) -> tuple[Stmt, ...]:  # noqa: C901  one case a step
+    def _step(self, s: Step) -> tuple[Stmt, ...]:
         match s:
             case ForStep(at, _, body):
                 return self._loop(at, body)
@@ -168,19 +170,9 @@ class _Expand:
             case BlockSync():
                 return (Do("emmy_syncthreads"),)
             case BarWait(name, value, ahead):
-                ring = self.w.rings[value]
-                parity = flipped(ring.turn.phase, rest(plus(ring.turn.lap(ahead), Int(self._parity(name))), Int(2)))
-                wait = Do("emmy_mbar_wait", (self._barrier(name, ring, ahead), parity))
-                return only(self._exists(ring, ahead), (wait,))
+                return self._wait(name, self.w.rings[value], ahead)
             case BarArrive(name, value, count, ahead):
-                ring = self.w.rings[value]
-                tx = next(b.tx_bytes for b in self.outline.barriers if b.name == name)
-                if not tx or count != 1:
-                    raise self.w.cannot(
-                        f"{count} arrivals at {name} with {tx} bytes: a block without roles has none such"
-                    )
-                arrive = Do("emmy_mbar_expect_tx", (self._barrier(name, ring, ahead), Int(tx)))
-                return only(both(self._exists(ring, ahead), _LEADER), (arrive,))
+                return self._arrive(name, self.w.rings[value], count, ahead)
             case Advance(values):
                 return tuple(x for turn in self._turns(values) for x in self._advance(turn, values))
             case Compute(name):
@@ -255,11 +247,31 @@ class _Expand:
         self.loaded.clear()
         return tuple(out)
 
+    def _wait(self, name: str, ring: Ring, ahead: int) -> tuple[Stmt, ...]:
+        """Everyone waits for a full slot; for an empty one only the thread that fills it."""
+        b = self._spec(name)
+        parity = flipped(ring.turn.phase, rest(plus(ring.turn.lap(ahead), Int(b.first_parity[0])), Int(2)))
+        wait = Do("emmy_mbar_wait", (self._barrier(name, ring, ahead), parity))
+        if b.tx_bytes:
+            return only(self._exists(ring, ahead), (wait,))
+        if not self.loops and ahead < ring.channel.depth:
+            return ()  # the first fill of a slot, which passes at once
+        return only(both(self._exists(ring, ahead), _LEADER), (wait,))
+
+    def _arrive(self, name: str, ring: Ring, count: int, ahead: int) -> tuple[Stmt, ...]:
+        bar, tx = self._barrier(name, ring, ahead), self._spec(name).tx_bytes
+        if tx:
+            return only(both(self._exists(ring, ahead), _LEADER), (Do("emmy_mbar_expect_tx", (bar, Int(tx))),))
+        if count * WARP != self.w.threads:
+            raise self.w.cannot(f"{count} arrivals at {name}, the block has {self.w.threads // WARP} warps")
+        # One lane for a warp, when all its lanes have read.
+        return _MEET, If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+
+    def _spec(self, barrier: str) -> Barrier:
+        return next(b for b in self.outline.barriers if b.name == barrier)
+
     def _barrier(self, name: str, ring: Ring, ahead: int) -> Ref:
         return Ref(SMEM, plus(times(ring.turn.at(ahead), Int(_BARRIER)), Int(self.barriers[name])))
-
-    def _parity(self, name: str) -> int:
-        return next(b.first_parity[0] for b in self.outline.barriers if b.name == name)
 
     def _advance(self, turn: Turn, values: tuple[str, ...]) -> tuple[Stmt, ...]:
         for v in values:
@@ -364,12 +376,24 @@ def _expect_first(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _merged(stmts: list[Stmt]) -> tuple[Stmt, ...]:
-    """Neighbours under one condition become one."""
-    out: list[Stmt] = []
+    """Neighbours under one condition become one, and the leader's warp meets after what the leader did alone.
+
+    Instructions of whole warps need their lanes together (PTX ISA: .aligned), which only such a meeting promises.
+    """
+    joined: list[Stmt] = []
     for s in stmts:
-        last = out[-1] if out else None
+        last = joined[-1] if joined else None
         if isinstance(s, If) and isinstance(last, If) and s.cond == last.cond:
-            out[-1] = If(s.cond, (*last.then, *s.then))
-        else:
-            out.append(s)
+            joined[-1] = If(s.cond, (*last.then, *s.then))
+        elif s != _MEET or joined[-2:-1] != [_MEET]:  # a warp that has just met has read nothing since
+            joined.append(s)
+    out: list[Stmt] = []
+    for s, after in zip(joined, [*joined[1:], None], strict=True):
+        out.append(s)
+        if isinstance(s, If) and _leads(s.cond) and after not in (_MEET, Do("emmy_syncthreads")):
+            out.append(_MEET)
     return tuple(out)
+
+
+def _leads(cond: Whole) -> bool:
+    return cond == _LEADER or (isinstance(cond, IntOp) and cond.fn == "&&" and _leads(cond.b))

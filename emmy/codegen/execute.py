@@ -260,7 +260,7 @@ class _Agent:
             case BarWait(b, x, ahead):
                 if ahead < self.left(x):
                     yield from self.wait(b, self.position[x] + ahead)
-                    self.deliver(x, ahead)
+                    self.deliver(b, x, ahead)
             case BarArrive(b, x, n, ahead):
                 if ahead < self.left(x):
                     self.arrive(b, x, n, ahead)
@@ -346,11 +346,13 @@ class _Agent:
         if ring[at].arrive(n) and ring[at].spec.tx_bytes:
             self.cta.slots[value][at].counted = True
 
-    def deliver(self, value: str, ahead: int) -> None:
-        """A barrier was waited for: the fill whose bytes it counts has landed and may be read by this role."""
+    def deliver(self, barrier: str, value: str, ahead: int) -> None:
+        """A barrier was waited for: bytes it counts have landed and may be read by this role, or its readers are done."""
         slots = self.cta.slots[value]
         slot = slots[(self.position[value] + ahead) % len(slots)]
-        if slot.counted:
+        if not self.cta.bars[barrier][0].spec.tx_bytes:
+            slot.read = False
+        elif slot.counted:
             slot.landed = True
             slot.readers.add(self.role.role.name)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Step, Store, StoreState
 from emmy.errors import PlanError
+from emmy.ir.gpu import warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
 
@@ -68,7 +69,7 @@ def lower(plan: Plan) -> tuple[Outline, ...]:
 
 def _lower_launch(plan: Plan, la: Launch) -> Outline:
     everything = tuple(w.stage for w in la.tile.works)
-    roles = la.tile.roles or (Role(SELF, 1, "block", 0, everything),)
+    roles = la.tile.roles or (Role(SELF, warps(plan, la.tile.nest), "warp", 0, everything),)
     steps = tuple(RoleSteps(r, _Walk(plan, la, r).tile()) for r in roles)
     return Outline(plan, la, sync.barriers(plan, la), steps)
 
@@ -115,7 +116,7 @@ class _Walk:
         top: tuple[Step, ...] = ()
         if ahead:
             before = sync.before_loop_ahead(channels, ahead)
-            bottom = sync.bottom_of_iteration_ahead(channels, ahead)
+            bottom = sync.bottom_of_iteration_ahead(channels, self.role, ahead)
         else:
             before, top = sync.before_loop(channels), sync.top_of_iteration(channels, self.role)
             bottom = sync.bottom_of_iteration(channels, self.role)

@@ -4,11 +4,12 @@ Rules, each from the facts of a channel:
 - pack: filled by the agent that reads it; nothing to wait for.
 - ldg, cp_async (self-fed): one commit group an iteration for all such channels of a loop; with depth >= 2 everywhere wait
   until depth - 2 groups are pending and meet once, else wait for all and meet twice.
-- read ahead: a work that fetches its first operands of fill j + 1 before it finishes fill j meets in between: then fill
-  j + 1 is there for all, and fill j + depth may go where all have read fill j. All slots are filled before the loop.
-- tma self-fed: a full barrier per slot; the block meets before a slot is refilled.
-- tma from a producer role: full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring
-  is read by one consumer, a shared one by all).
+- ldg, cp_async read ahead: a work that fetches its first operands of fill j + 1 before it finishes fill j meets in
+  between: then fill j + 1 is there for all, and fill j + depth may go where all have read fill j.
+- tma: full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring is read by one
+  consumer, a shared one by all) for each slot. A slot is given back when what was read is used up, never sooner: loads
+  that are still on their way at a block sync are not ordered before the copy engine's writes (measured: wrong sums).
+  Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
@@ -32,6 +33,7 @@ from emmy.codegen.steps import (
     TurnWait,
     WaitGroup,
 )
+from emmy.ir.gpu import warps
 from emmy.ir.plan import Channel, Launch, Plan, Role
 
 GROUPED = ("ldg", "cp_async")
@@ -45,10 +47,11 @@ def barriers(plan: Plan, launch: Launch) -> tuple[Barrier, ...]:
         if c.transport != "tma":
             continue
         out.append(Barrier(f"full_{c.value}", c.depth, 1, plan.slot_bytes(t, c), (0,) * c.depth))
-        if not c.self_fed:
-            eaters = [roles[d] for d in c.dst]
-            agents = eaters[0].agents if eaters[0].deal else sum(r.agents for r in eaters)
-            out.append(Barrier(f"empty_{c.value}", c.depth, agents, 0, (1,) * c.depth))
+        eaters = [roles[d] for d in c.dst if d in roles]
+        agents = (
+            warps(plan, t.nest) if c.self_fed else eaters[0].agents if eaters[0].deal else sum(r.agents for r in eaters)
+        )
+        out.append(Barrier(f"empty_{c.value}", c.depth, agents, 0, (1,) * c.depth))
     if t.order.kind == "pingpong":
         n = sum(r.deal is not None for r in t.roles)
         out.append(Barrier("turn", n, 1, 0, tuple(int(i == 0) for i in range(n))))
@@ -66,7 +69,7 @@ def before_loop(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
     for c in channels:
         if c.self_fed and c.transport == "tma":
             for ahead in range(c.depth - 1):
-                out += [Copy(c.value, ahead), BarArrive(f"full_{c.value}", c.value, 1, ahead)]
+                out += _tma_fill(c, ahead)
     return tuple(out)
 
 
@@ -106,46 +109,39 @@ def _grouped_top(grouped: list[Channel]) -> list[Step]:
 
 
 def _tma_top(ring: list[Channel]) -> list[Step]:
-    out: list[Step] = []
-    for c in (c for c in ring if c.depth == 1):
-        out += [Copy(c.value, 0), BarArrive(f"full_{c.value}", c.value, 1)]
-    out += [BarWait(f"full_{c.value}", c.value) for c in ring]
-    deep = [c for c in ring if c.depth > 1]
-    if deep:
-        out.append(BlockSync())
-    for c in deep:
-        out += [Copy(c.value, c.depth - 1), BarArrive(f"full_{c.value}", c.value, 1, c.depth - 1)]
-    return out
+    fills = (s for c in ring for s in _tma_fill(c, c.depth - 1))
+    return [*fills, *(BarWait(f"full_{c.value}", c.value) for c in ring)]
+
+
+def _tma_fill(c: Channel, ahead: int) -> tuple[Step, ...]:
+    """A slot is filled, once everyone has given it back."""
+    full = BarArrive(f"full_{c.value}", c.value, 1, ahead)
+    return BarWait(f"empty_{c.value}", c.value, ahead), Copy(c.value, ahead), full
 
 
 def before_loop_ahead(channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
-    """Prologue of a ring loop whose works fetch ahead: all slots are filled, the first operands fetched."""
-    out: list[Step] = []
+    """Prologue of a ring loop whose works fetch ahead: slots are filled, the first operands fetched."""
+    fetch = (Fetch(w, 0) for w in works)
+    if channels[0].transport == "tma":
+        return (*before_loop(channels), *(BarWait(f"full_{c.value}", c.value) for c in channels), *fetch)
     depth = channels[0].depth
+    fills: list[Step] = []
     for ahead in range(depth):
-        out += _fill_ahead(channels, ahead)
-    return (*out, *_meet_ahead(channels, 0, depth - 1), *(Fetch(w, 0) for w in works))
+        fills += [*(Copy(c.value, ahead) for c in channels), Commit()]
+    return (*fills, WaitGroup(depth - 1), BlockSync(), *fetch)
 
 
-def bottom_of_iteration_ahead(channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+def bottom_of_iteration_ahead(channels: tuple[Channel, ...], role: Role, works: tuple[str, ...]) -> tuple[Step, ...]:
     """What follows the work of one iteration when works fetch ahead; such a loop has nothing to do at its top."""
     depth = channels[0].depth
     fetch, finish = (Fetch(w, 1) for w in works), (Finish(w) for w in works)
-    meet = _meet_ahead(channels, 1, depth - 2)
-    return (*meet, *_fill_ahead(channels, depth), *fetch, *finish, Advance(tuple(c.value for c in channels)))
-
-
-def _fill_ahead(channels: tuple[Channel, ...], ahead: int) -> list[Step]:
-    if channels[0].transport in GROUPED:
-        return [*(Copy(c.value, ahead) for c in channels), Commit()]
-    return [s for c in channels for s in (Copy(c.value, ahead), BarArrive(f"full_{c.value}", c.value, 1, ahead))]
-
-
-def _meet_ahead(channels: tuple[Channel, ...], ahead: int, pending: int) -> list[Step]:
-    """Fill `ahead` has landed, for all; what was read before may be refilled."""
-    if channels[0].transport in GROUPED:
-        return [WaitGroup(pending), BlockSync()]
-    return [*(BarWait(f"full_{c.value}", c.value, ahead) for c in channels), BlockSync()]
+    if channels[0].transport == "tma":
+        refill = (s for c in channels for s in _tma_fill(c, depth - 1))
+        waits = (BarWait(f"full_{c.value}", c.value, 1) for c in channels)
+        return (*refill, *waits, *fetch, *finish, *bottom_of_iteration(channels, role))
+    refills = (Copy(c.value, depth) for c in channels)
+    meet = (WaitGroup(depth - 2), BlockSync())
+    return (*meet, *refills, Commit(), *fetch, *finish, Advance(tuple(c.value for c in channels)))
 
 
 def before_work(reads: tuple[str, ...], channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
@@ -160,11 +156,13 @@ def before_work(reads: tuple[str, ...], channels: tuple[Channel, ...], role: Rol
 def bottom_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
     """What happens after the work of one iteration."""
     out: list[Step] = []
-    shallow = [c for c in channels if c.self_fed and c.depth == 1 and c.transport != "pack"]
+    shallow = [c for c in channels if c.self_fed and c.depth == 1 and c.transport in GROUPED]
     if shallow:
         out.append(BlockSync())
     out += [
-        BarArrive(f"empty_{c.value}", c.value, role.agents) for c in channels if not c.self_fed and role.name in c.dst
+        BarArrive(f"empty_{c.value}", c.value, role.agents)
+        for c in channels
+        if c.transport == "tma" and role.name in c.dst
     ]
     if channels:
         out.append(Advance(tuple(c.value for c in channels)))
