@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from emmy.search.events import Event, Measured, Started
 
 JSON_VERSION = 1
+SPEAK_EVERY_S = 10.0  # how often long work says how far it is where there is no terminal to draw on
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -199,15 +201,17 @@ def show_races(screen: Screen, kind: str, records: Sequence[Mapping[str, object]
     screen.rows(kind, records, {**RACE_COLUMNS, **extra})
     for r in records:
         if r["contended"]:
-            screen.say(f"note: {r['op']}: the machine was busy or throttled while this was timed; `emmy bench` repeats it")
+            screen.say(
+                f"note: {r['op']}: the machine was busy or throttled while this was timed; `emmy bench` repeats it"
+            )
 
 
 # ---------------------------------------------------------------- progress
 class Bar:
-    """Progress of long work on stderr: a bar on a terminal, elsewhere a line when something new begins."""
+    """Progress of long work on stderr: a bar on a terminal, elsewhere a line when something new begins, and now and then."""
 
     def __init__(self, screen: Screen) -> None:
-        self._screen, self._said, self._bar = screen, "", _rich_bar(screen)
+        self._screen, self._said, self._spoke_s, self._bar = screen, "", 0.0, _rich_bar(screen)
 
     def __enter__(self) -> Bar:
         if self._bar:
@@ -224,8 +228,9 @@ class Bar:
             if what != self._said:
                 self._task = self._bar.add_task(what, total=of, note=note)
             self._bar.update(self._task, completed=done, total=of, note=note)
-        elif what != self._said:
-            self._screen.say(what)
+        elif what != self._said or time.monotonic() - self._spoke_s >= SPEAK_EVERY_S:
+            self._spoke_s = time.monotonic()
+            self._screen.say(f"{what}: {done:.0f} of {of:.0f}")
         self._said = what
 
     def say(self, text: str) -> None:
@@ -254,9 +259,7 @@ def _rich_bar(screen: Screen) -> Progress | None:
 
 
 class TuneProgress:
-    """Listens to tuning runs: a bar with rate and ETA on a terminal, elsewhere lines: each better schedule, and every 10 s."""
-
-    EVERY_S = 10.0
+    """Listens to tuning runs: a bar with rate and ETA on a terminal, elsewhere lines: each better schedule, and now and then."""
 
     def __init__(self, screen: Screen) -> None:
         self._bar = Bar(screen)
@@ -309,6 +312,6 @@ class TuneProgress:
         done, of = (e.elapsed_s, seconds) if seconds else (float(e.n), float(trials or e.n + 1))
         if self._bar.live:
             self._bar(self._op, done, of, note)
-        elif e.is_best or e.elapsed_s - self._spoke_s >= self.EVERY_S:
+        elif e.is_best or e.elapsed_s - self._spoke_s >= SPEAK_EVERY_S:
             self._spoke_s = e.elapsed_s
             self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {e.row.schedule}" if e.is_best else ""))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_home, add_output
+from emmy.cli.verb import Verb, add_home, add_tasks
 from emmy.report import Screen, record_of, table
 
 if TYPE_CHECKING:
@@ -19,19 +19,11 @@ GRAVE = ("conflict", "implausible")  # faults that a sound dataset does not have
 
 
 def configure(parser: ArgumentParser) -> None:
-    tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
+    add_task = add_tasks(parser, EXAMPLES)
 
     def task(name: str, run_task: Task, summary: str) -> ArgumentParser:
-        sub = tasks.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example:\n  emmy {EXAMPLES[name]}",
-            formatter_class=parser.formatter_class,
-        )
-        sub.set_defaults(task=run_task)
+        sub = add_task(name, run_task, summary)
         add_home(sub)
-        add_output(sub)
         return sub
 
     def gpu(sub: ArgumentParser, required: bool = False) -> None:

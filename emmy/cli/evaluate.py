@@ -5,24 +5,59 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_home
+from emmy.cli.verb import Verb, add_home, add_tasks, positive
 from emmy.report import Bar, Screen, record_of
 
 if TYPE_CHECKING:
     from emmy.costmodel.evaluate import ProblemScore
+    from emmy.search.evaluate import SearchScore, Standing
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=("search", "costmodel"),
-        help="search: strategies on recorded spaces; costmodel: held-out problems",
+    task = add_tasks(parser, EXAMPLES)
+    sub = task("search", _search, "replay the strategies on recorded spaces, and score them against random search")
+    sub.add_argument(
+        "--strategies", type=_words, default=(), metavar="S,S", help="by name, +model added or not (default: all)"
     )
-    parser.add_argument("--gpu", metavar="NAME", default="cpu", help="costmodel: rows of this target (default: cpu)")
-    add_home(parser)
+    sub.add_argument("--spaces", type=_words, default=(), metavar="S,S", help="recorded spaces (default: all)")
+    sub.add_argument("--seeds", type=positive, default=20, metavar="N", help="runs of each, seeds 0..N-1 (default: 20)")
+    sub.add_argument("--budget", type=positive, default=400, metavar="N", help="evaluations of a run (default: 400)")
+    sub.add_argument("--batch", type=positive, default=1, metavar="N", help="points asked for at once (default: 1)")
+    sub = task("costmodel", _costmodel, "train on the stored rows and judge by problems held out; deploys nothing")
+    sub.add_argument("--gpu", metavar="NAME", default="cpu", help="rows of this target (default: cpu)")
+    add_home(sub)
 
 
 def run(args: Namespace, screen: Screen) -> int:
+    done: int = args.task(args, screen)
+    return done
+
+
+def _search(args: Namespace, screen: Screen) -> int:
+    from emmy.search.evaluate import evaluate, standings
+    from emmy.search.registry import STRATEGIES
+
+    with Bar(screen) as bar:
+        rows = evaluate(
+            args.strategies or tuple(STRATEGIES),
+            args.spaces,
+            seeds=args.seeds,
+            budget=args.budget,
+            batch=args.batch,
+            on_progress=lambda done, of: bar("replaying", done, of, f"{done} of {of} runs"),
+        )
+    screen.rows("space", map(_scores, rows))
+    screen.show("")
+    screen.rows("strategy", map(_scores, standings(rows)))
+    screen.say("score: 0 = random search, 1 = the optimum at once; at N: the same after N evaluations")
+    return 0
+
+
+def _scores(row: SearchScore | Standing) -> dict[str, object]:
+    return {k: v for k, v in record_of(row).items() if k != "at"} | {f"at_{n}": p for n, p in row.at}
+
+
+def _costmodel(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
     with Bar(screen) as bar:
@@ -35,15 +70,17 @@ def run(args: Namespace, screen: Screen) -> int:
 
 def _problem(p: ProblemScore) -> dict[str, object]:
     """Top-10 regret of each ranking: how much slower than the best the best of its first ten is."""
-    return {"problem": p.problem, "candidates": p.candidates, "best_us": p.best_us} | {
-        r: s.top10 for r, s in p.scores.items()
-    }
+    top10 = {ranker: s.top10 for ranker, s in p.scores.items()}
+    return {"problem": p.problem, "candidates": p.candidates, "best_us": p.best_us} | top10
 
 
-VERB = Verb(
-    "eval",
-    "score the strategies or the cost model",
-    ("eval search", "eval costmodel --gpu cpu"),
-    configure,
-    run,
-)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(w for w in text.split(",") if w)
+
+
+EXAMPLES = {
+    "search": "eval search --spaces gemm.rtx3090 --strategies random,auto --seeds 5",
+    "costmodel": "eval costmodel --gpu cpu",
+}
+
+VERB = Verb("eval", "score the strategies or the cost model", tuple(EXAMPLES.values()), configure, run, has_tasks=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from emmy.report import Screen
+
+AddTask = Callable[[str, Callable[..., int], str], ArgumentParser]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,25 @@ def add_output(parser: ArgumentParser) -> None:
     """The options of every verb."""
     parser.add_argument("--json", action="store_true", help='data as JSON on stdout: one object a line, "v": 1')
     parser.add_argument("--verbose", action="store_true", help="say more on stderr, and where a fault happened")
+
+
+def add_tasks(parser: ArgumentParser, examples: Mapping[str, str]) -> AddTask:
+    """What adds a task below a verb: name, function, summary -> its parser, which has the options of every verb."""
+    tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
+
+    def add(name: str, run: Callable[..., int], summary: str) -> ArgumentParser:
+        sub = tasks.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example:\n  emmy {examples[name]}",
+            formatter_class=parser.formatter_class,
+        )
+        sub.set_defaults(task=run)
+        add_output(sub)
+        return sub
+
+    return add
 
 
 def add_home(parser: ArgumentParser) -> None:

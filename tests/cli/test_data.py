@@ -121,3 +121,28 @@ def test_too_few_rows_train_no_model_and_say_so(emmy: Emmy, tuned: Path) -> None
 def test_eval_of_a_cost_model_needs_rows(emmy: Emmy, fake_device: FakeDevice) -> None:
     said = emmy("eval", "costmodel")
     assert said.code == 2 and "at least 50" in said.err
+
+
+def test_eval_of_the_search_scores_strategies_against_random(emmy: Emmy) -> None:
+    said = emmy(
+        "eval",
+        "search",
+        "--spaces",
+        "dedispersion.a100",
+        "--strategies",
+        "random",
+        "--seeds",
+        "2",
+        "--budget",
+        "20",
+        "--json",
+    )
+    (space,), (strategy,) = said.of("space"), said.of("strategy")
+    assert (space["points"], space["seeds"], space["budget"]) == (11130, 2, 20)
+    assert space["score"] == strategy["score"] and "at_20" in strategy
+    assert said.err.startswith("replaying: ")
+
+
+@pytest.mark.parametrize("argv", [("--spaces", "nope"), ("--strategies", "luck"), ("--seeds", "0")])
+def test_eval_of_the_search_refuses_unknown_names(emmy: Emmy, argv: tuple[str, ...]) -> None:
+    assert emmy("eval", "search", *argv).code == 2
