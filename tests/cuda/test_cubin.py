@@ -1,0 +1,103 @@
+"""Static facts of a cubin against what the assembler said, and against nvdisasm where it is installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from emmy.codegen.cubin import MATRIX, _branch_bytes, opcodes, read_cubin
+from emmy.codegen.nvrtc import Cubin, compile_cubin
+from emmy.errors import CompileError
+from tests.emulator.cases import CASES
+
+COMPILED = [(c.name, arch) for c in CASES.values() for arch in c.archs]
+
+
+def cubin(name: str, arch: str) -> Cubin:
+    return compile_cubin(CASES[name].source(arch=arch), arch)
+
+
+@pytest.mark.parametrize(("name", "arch"), COMPILED)
+def test_the_facts_are_those_of_the_assembler(name: str, arch: str) -> None:
+    made = cubin(name, arch)
+    (facts,) = made.kernels
+    said = re.search(r"(\d+) bytes stack frame.*?Used (\d+) registers", made.log, re.DOTALL)
+    assert said is not None
+    assert (facts.n_regs, facts.name, facts.max_threads) == (int(said[2]), name, CASES[name].block)
+    assert facts.stack_bytes >= int(said[1])
+    assert f"sm_{facts.arch}" in arch
+    assert facts.code_bytes % 128 == 0
+    assert facts.smem_static_bytes == (1024 if facts.arch >= 90 else 0)
+
+
+@pytest.mark.parametrize(("name", "arch"), COMPILED)
+def test_every_instruction_has_a_name(name: str, arch: str) -> None:
+    (facts,) = cubin(name, arch).kernels
+    assert [m for m in facts.mix if m.startswith("op_")] == []
+
+
+def test_the_main_loop_is_the_one_that_multiplies() -> None:
+    (facts,) = cubin("ring", "sm_80").kernels
+    loop = facts.main_loop
+    assert loop is not None
+    unrolled = loop.count("HMMA") // 8
+    assert loop.count("HMMA") == 8 * unrolled > 0
+    assert loop.count("LDSM") == 6 * unrolled
+    assert loop.issue_cycles >= loop.n_instrs
+    assert facts.mix["LDGSTS"] >= 6
+    (facts,) = cubin("wgmma_ring", "sm_90a").kernels
+    assert facts.main_loop is not None and facts.main_loop.count(*MATRIX) == 4
+    assert facts.mix["UTMALDG"] >= 2
+
+
+def test_a_kernel_without_a_loop_has_no_main_loop() -> None:
+    (facts,) = cubin("rms_norm", "sm_120a").kernels
+    assert facts.loops == () and facts.main_loop is None
+
+
+def test_bytes_that_are_no_cubin_are_refused() -> None:
+    with pytest.raises(CompileError, match="not a cubin: it begins with b'PK"):
+        read_cubin(b"PK\x03\x04 and so on")
+
+
+def test_no_opcode_has_two_names() -> None:
+    text = (Path(read_cubin.__globals__["__file__"]).parent / "sass_opcodes.json").read_text()
+    codes = [code for group in json.loads(text).values() for code in group]
+    assert len(codes) == len(set(codes)) == len(opcodes())
+
+
+def nvdisasm() -> str | None:
+    installed = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvdisasm"
+    return shutil.which("nvdisasm") or (str(installed) if installed.exists() else None)
+
+
+@pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is not installed")
+@pytest.mark.parametrize(("name", "arch"), COMPILED)
+def test_names_and_branches_are_those_of_nvdisasm(name: str, arch: str, tmp_path: Path) -> None:
+    made = cubin(name, arch)
+    (tmp_path / "x.cubin").write_bytes(made.data)
+    said = subprocess.run([str(nvdisasm()), "-json", "x.cubin"], cwd=tmp_path, capture_output=True, check=True).stdout
+    (function,) = json.loads(said)[1]
+    code = function["sass-instructions"]
+    (facts,) = made.kernels
+    assert len(code) == facts.code_bytes // 16
+    start = made.data.index(_code(made))
+    for i, instruction in enumerate(code):
+        word, high = (int.from_bytes(made.data[start + 16 * i + o : start + 16 * i + o + 8], "little") for o in (0, 8))
+        mnemonic = instruction["opcode"].split(".")[0]
+        assert opcodes()[word & 0xFFF] == mnemonic
+        target = re.search(r"`?\(?0x([0-9a-f]+)\)?$", instruction.get("operands", ""))
+        if mnemonic == "BRA" and target is not None:
+            assert 16 * (i + 1) + _branch_bytes(word, high, facts.arch) == int(target[1], 16)
+
+
+def _code(made: Cubin) -> bytes:
+    from emmy.codegen.cubin import _sections
+
+    return _sections(made.data)[f".text.{made.kernels[0].name}"]

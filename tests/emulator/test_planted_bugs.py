@@ -1,0 +1,37 @@
+"""Faults planted in kernels: each must be noticed, and by the check that is meant to notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from emmy.codegen.emulator import SCHEDULES
+from emmy.errors import EmuError
+from tests.emulator.bugs import BUGS, Bug
+from tests.emulator.cases import CASES
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[f"{b.case}: {b.what}" for b in BUGS])
+def test_a_planted_bug_is_noticed(bug: Bug, record_property: Callable[[str, object], None]) -> None:
+    case = CASES[bug.case]
+    kernel = case.kernel
+    for old, new in bug.edits:
+        assert old in kernel, f"{bug.case}.cu has changed: {old!r} is not there"
+        kernel = kernel.replace(old, new)
+    noticed = ""
+    for seed, eager in SCHEDULES:
+        try:
+            case.run(kernel, seed=seed, eager=eager)
+        except EmuError as e:
+            noticed = e.kind
+        except AssertionError:
+            noticed = "wrong"
+        if noticed:
+            break
+    record_property("planted_bug", [bug.case, bug.what, noticed])
+    assert noticed in bug.kinds, f"noticed as {noticed or 'nothing'}, meant to be noticed as {' or '.join(bug.kinds)}"
+
+
+def test_at_least_forty_kinds_of_bug_are_planted() -> None:
+    assert len({b.what for b in BUGS}) >= 40
