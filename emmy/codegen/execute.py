@@ -333,12 +333,15 @@ class _Agent:
             self.group.append(slot)
 
     def meet(self) -> None:
-        """Every agent of the block has come this far: all may read what landed, and refill what was read."""
-        for ring in self.cta.slots.values():
+        """Every agent of the block has come this far: all may read what landed, and refill what was read.
+
+        Reads under way are not ordered before the copy engine's writes by this: its slots are given back by barriers only.
+        """
+        for value, ring in self.cta.slots.items():
             for slot in ring:
                 if slot.landed:
                     slot.readers.add(self.role.role.name)
-                slot.read = False
+                slot.read = slot.read and self.channel(value).transport == "tma"
 
     def arrive(self, name: str, value: str, n: int, ahead: int) -> None:
         ring = self.cta.bars[name]
