@@ -1,7 +1,8 @@
-"""Shared by all tests: golden texts, rewritten by `pytest --update-golden`."""
+"""Shared by all tests: golden texts, rewritten by `pytest --update-golden`; the emulator's catch rate at the end."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,3 +32,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return check
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints how many planted bugs the emulator noticed, and how; see tests/emulator/test_planted_bugs.py."""
+    reports = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, ())]
+    planted = [value for r in reports for name, value in r.user_properties if name == "planted_bug"]
+    if not planted:
+        return
+    terminalreporter.section("planted bugs")
+    for kernel in sorted({case for case, _, _ in planted}):
+        kinds = Counter(kind or "NOT NOTICED" for case, _, kind in planted if case == kernel)
+        by = ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
+        terminalreporter.line(f"{kernel:12s} {kinds.total() - kinds['NOT NOTICED']:3d} of {kinds.total():3d}   {by}")
+    terminalreporter.line(f"{'all':12s} {sum(bool(kind) for *_, kind in planted):3d} of {len(planted):3d} noticed")

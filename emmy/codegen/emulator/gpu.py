@@ -69,7 +69,12 @@ class Gpu:
         for a in args:
             array = a.array if isinstance(a, TensorMap) else a
             if isinstance(array, np.ndarray) and array.flags.writeable:
-                self._call("cuMemcpyDtoH_v2", array.ctypes.data_as(ctypes.c_void_p), memory[id(array)], array.nbytes)
+                self._call(
+                    "cuMemcpyDtoH_v2",
+                    array.ctypes.data_as(ctypes.c_void_p),
+                    memory[id(array)],
+                    ctypes.c_size_t(array.nbytes),
+                )
         for address in memory.values():
             self._call("cuMemFree_v2", address)
         self._call("cuModuleUnload", module)
@@ -84,8 +89,8 @@ class Gpu:
         array = a.array if isinstance(a, TensorMap) else a
         if id(array) not in memory:
             address = ctypes.c_uint64()
-            self._call("cuMemAlloc_v2", ctypes.byref(address), max(array.nbytes, 1))
-            self._call("cuMemcpyHtoD_v2", address, array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(array.nbytes, 1)))
+            self._call("cuMemcpyHtoD_v2", address, array.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(array.nbytes))
             memory[id(array)] = address
         return self._encode(a, memory[id(array)]) if isinstance(a, TensorMap) else memory[id(array)]  # type: ignore[return-value]
 
