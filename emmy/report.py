@@ -169,6 +169,12 @@ def _numeric(text: str) -> bool:
     return text.rstrip(" %x").replace(".", "", 1).replace("-", "", 1).isdigit() or text == "-"
 
 
+RANKING_COLUMNS = {
+    "ranker": "ranking by", "top1": "top-1 regret", "top10": "top-10 regret", "worst_top1": "worst top-1",
+    "spearman": "Spearman", "problems": "problems",
+}  # fmt: skip
+
+
 # ---------------------------------------------------------------- races
 RACE_COLUMNS = {
     "op": "op", "threads": "threads", "time_us": "us", "stock": "stock", "stock_us": "stock us", "ratio": "ratio",

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_home, add_tasks, positive
-from emmy.report import Bar, Screen, record_of
+from emmy.report import RANKING_COLUMNS, Bar, Screen, record_of
 
 if TYPE_CHECKING:
     from emmy.costmodel.evaluate import ProblemScore
@@ -64,7 +64,7 @@ def _costmodel(args: Namespace, screen: Screen) -> int:
         trained = api.evaluate_costmodel(args.gpu, home=args.home, on_progress=bar)
     screen.rows("problem", map(_problem, trained.problems))
     screen.show("")
-    screen.rows("ranking", map(record_of, trained.scores))
+    screen.rows("ranking", map(record_of, trained.scores), RANKING_COLUMNS)
     return 0
 
 

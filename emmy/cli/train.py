@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from emmy.cli.verb import Verb, add_home
-from emmy.report import Bar, Screen, record_of
+from emmy.report import RANKING_COLUMNS, Bar, Screen, record_of
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(args: Namespace, screen: Screen) -> int:
     for r in reports:
         dropped = "".join(f"; {n} rows left out: {why}" for why, n in r.dropped.items())
         screen.show(f"{r.target}: {r.samples} samples of {r.rows} rows in {r.seconds:.1f} s{dropped}")
-        screen.rows("ranking", map(record_of, r.trained.scores if r.trained else ()))
+        screen.rows("ranking", map(record_of, r.trained.scores if r.trained else ()), RANKING_COLUMNS)
         screen.show(f"{'deployed' if r.verdict.deploy or args.force else 'not deployed'}: {r.verdict.why}")
         if r.path:
             screen.show(str(r.path))
