@@ -69,7 +69,8 @@ class AtomKind:
         vectors = m * n // width if self.vector_axis == "n" else m * n
         spare = n // width if self.vector_axis == "n" else n
         if vectors + spare + 1 > target.vector_registers:
-            return f"{self.name} {m}x{n} keeps {vectors} vectors of sums and {spare + 1} of operands, {target.name} has {target.vector_registers} registers"
+            need = f"{vectors} vectors of sums and {spare + 1} of operands"
+            return f"{self.name} {m}x{n} keeps {need}, {target.name} has {target.vector_registers} registers"
         return None
 
 
