@@ -12,7 +12,7 @@ from typing import Literal
 
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.program import Dim, Program, Stage, Sym, upper
+from emmy.ir.program import Dim, Program, Stage, upper
 
 Level = str  # a level of the target: grid, warpgroup, warp, lane, reg, serial; on a CPU core, serial, reg
 Space = Literal["smem", "dsmem", "reg", "pack"]
@@ -158,12 +158,11 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Plan:
-    """Launches in order, with the program they compute. `guard`: the range of each symbol this plan serves."""
+    """Launches in order, with the program they compute."""
 
     program: Program
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
-    guard: tuple[Sym, ...] = ()
 
     @cached_property
     def _launch(self) -> dict[str, Launch]:
@@ -171,7 +170,7 @@ class Plan:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.program, self.launches, self.workspaces, self.guard))
+        return hash((self.program, self.launches, self.workspaces))
 
     def __hash__(self) -> int:  # computed once: replay looks plans up by value
         return self._hash
