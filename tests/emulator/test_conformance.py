@@ -17,10 +17,11 @@ MEASURED = Path(__file__).parents[1] / "golden" / "conformance_h200.npz"
 NAMES = [p.name for p in PROBES]
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=NAMES)
+@pytest.mark.skipif(
+    not MEASURED.exists(), reason="not made yet: python -m emmy.codegen.emulator.conformance --out FILE"
+)
+@pytest.mark.parametrize("probe", PROBES if MEASURED.exists() else PROBES[:1], ids=lambda p: p.name)
 def test_the_emulator_does_what_the_gpu_did(probe: Probe) -> None:
-    if not MEASURED.exists():
-        pytest.skip(f"{MEASURED.name} has not been made yet: python -m emmy.codegen.emulator.conformance --out FILE")
     golden = Golden.load(MEASURED)
     assert golden.digests.get(probe.name) == probe.digest(), f"{probe.name} has changed since: run it on a GPU again"
     assert disagreement(probe, on_emulator(probe, golden.arch), golden.results[probe.name]) is None
