@@ -19,7 +19,8 @@ from emmy.search.strategy import Ranker, Strategy
 from emmy.search.surrogate import Columns
 from emmy.search.walk import Order, descend, nearest, toward, varied
 
-_FOUNDERS = 8  # random points an island begins with
+_FOUNDERS = 8  # points an island begins with
+_DRAWN = 32  # random points of which a founder is one
 _POPULATION = 8
 _BROOD = 6  # children of which one is proposed
 _UNJUDGED = 0.1  # proposals that take the first child instead
@@ -78,12 +79,12 @@ class EvolveStrategy(Strategy):
         return [p for p in found if p is not None]
 
     def _child(self) -> Point | None:
-        """The best of a brood; None while an island is founded, when a random point takes its place."""
+        """The best of a brood; while an island is founded, a point far from all that were measured."""
         if self._idle >= _PATIENCE:
             self._move_on()
         if self._founders > 0 or len(self._population) < 2:
             self._founders -= 1
-            return None
+            return self._founder()
         names = list(self._operators)
         brood: dict[str, tuple[Point, _Birth]] = {}
         for _ in range(_BROOD * _TRIES):
@@ -103,6 +104,15 @@ class EvolveStrategy(Strategy):
         point, birth = children[0 if self.rng.random() < _UNJUDGED else int(promise.argmin())]
         self._births[point.key] = birth
         return point
+
+    def _founder(self) -> Point | None:
+        """The farthest of a few random points; None when all were seen, and chance takes over."""
+        drawn = {p.key: p for p in (self.space.sample(self.rng) for _ in range(_DRAWN))}
+        fresh = [p for k, p in drawn.items() if k not in self.seen and k not in self._births]
+        if not fresh or not len(self._past):
+            return fresh[0] if fresh else None
+        z = self._columns(self.space.features(fresh))
+        return fresh[int(((z[:, None] - self._past[None]) ** 2).sum(axis=2).min(axis=1).argmax())]
 
     def _promise(self, points: Sequence[Point]) -> NDArray[np.float64]:
         """Scores of the nearest points measured, weighted by the inverse square of their distance."""
