@@ -45,6 +45,7 @@ log = logging.getLogger("experiment")
 LAST_S = 25.0  # kept for closing journals, loading them, the shard and the archive
 RACE_S = 8.0  # kept for an op's race
 LEAST_SEARCH_S = 10.0
+LOSES_WORKER = ("did not come back", "the device gave up", "ended the worker", "SIG")  # how such rows' messages begin
 
 # Projections of one model at decode, mixed and prefill widths: (M, N, K); both weight layouts occur in the catalogue.
 SHAPES = [
@@ -145,12 +146,18 @@ class Tally:
     begin_s: float = field(default_factory=time.monotonic)
     statuses: Counter[str] = field(default_factory=Counter)
     by_op: dict[str, Counter[str]] = field(default_factory=dict)
+    faults: int = 0
+    last_fault: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, row: Measurement) -> None:
         with self.lock:
             self.statuses[row.status] += 1
             self.by_op.setdefault(row.op, Counter())[row.status] += 1
+            if row.status == "device_lost" or row.message.startswith(LOSES_WORKER):
+                self.faults += 1
+                self.last_fault = f"{row.op} {row.schedule}: {row.message}"
+                log.warning("fault: %s", self.last_fault)
 
     def __str__(self) -> str:
         with self.lock:
@@ -197,7 +204,7 @@ class Collection:
     children: set[subprocess.Popen[bytes]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def lane(self, number: int) -> None:
+    def lane(self) -> None:
         """Takes one op after another until there are none, or no time."""
         while True:
             try:
@@ -220,6 +227,14 @@ class Collection:
             with self.lock:
                 self.seconds_of[op] = time.monotonic() - begin_s
                 write_summary(self)
+
+    def end(self, why: str) -> None:
+        """Ends the searches at work; what they measured is kept."""
+        if self.deadline_s:
+            log.info("%s; searches still at work are ended, their rows are kept", why)
+        self.deadline_s = 0.0
+        for child in list(self.children):
+            child.kill()
 
     def search(self, op: str, seconds: float) -> None:
         """Runs one search to its end and serves it meanwhile."""
@@ -254,7 +269,7 @@ def collect(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     (work / "runs").mkdir(parents=True, exist_ok=True)
     set_up_logging(out / "log.txt")
-    ops = [op.key for op in api.expand(args.ops or default_ops())][: args.most_ops]
+    ops = [op.key for op in api.expand(args.ops or default_ops())][args.skip_ops :][: args.most_ops]
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     waiting = [op for op in ops if not (work / "runs" / slug(op) / "result.json").exists()]
     for op in waiting:
@@ -267,14 +282,14 @@ def collect(args: argparse.Namespace) -> int:
             args, out, work, Counting(device, tally), begin_s + args.seconds - LAST_S, tally, todo, len(waiting)
         )
         with ThreadPoolExecutor(args.searches) as lanes:
-            futures = [lanes.submit(job.lane, i) for i in range(args.searches)]
+            futures = [lanes.submit(job.lane) for _ in range(args.searches)]
             last_archive_s = time.monotonic()
             while not all(f.done() for f in futures):
                 time.sleep(2)
-                if time.monotonic() > job.deadline_s:
-                    log.info("time is up: searches still at work are ended, their rows are kept")
-                    for child in list(job.children):
-                        child.kill()
+                if time.monotonic() > job.deadline_s:  # again and again: a lane may just have started another
+                    job.end("time is up")
+                elif tally.faults > args.most_faults:
+                    job.end(f"{tally.faults} candidates hung or broke the device's context: {tally.last_fault}")
                 if time.monotonic() - last_archive_s > 60:
                     last_archive_s = time.monotonic()
                     log.info("%s", tally)
@@ -403,6 +418,10 @@ def main() -> int:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--ops", nargs="*", help="ops or @SETs instead of the default list")
     parser.add_argument("--most-ops", type=int, default=24)
+    parser.add_argument("--skip-ops", type=int, default=0, help="so many of the list's first ops are left out")
+    parser.add_argument(
+        "--most-faults", type=int, default=40, help="candidates that may cost a worker, until all is ended"
+    )
     parser.add_argument("--trials", type=int, default=320, help="of each op, races excluded")
     parser.add_argument("--random", type=int, default=120, help="how many of them are drawn at random")
     parser.add_argument("--searches", type=int, default=6, help="processes that search, one op each at a time")

@@ -23,7 +23,7 @@ from emmy.runtime.cuda_driver import Gpu, gpus
 
 SAMPLES = 3  # of a row while screening
 # A kernel that hangs costs the worker, some seconds; one that is merely slow costs its runs, so it is let go earlier.
-LIMIT = RunLimit(least_s=5.0, times=50.0, unknown_s=10.0, patience=(30.0, 0.02))
+LIMIT = RunLimit(least_s=2.0, times=50.0, unknown_s=5.0, patience=(30.0, 0.02))
 
 
 class CudaMeasurer(WorkerMeasurer):
