@@ -62,7 +62,7 @@ class CudaMeasurer(WorkerMeasurer):
             DeviceLock(cache / "locks", f"gpu-{device.uuid_hash}"),
             Worker(target.name, 1, cache / "references", {"CUDA_VISIBLE_DEVICES": gpu.uuid}),
             CompilePool(build or self._builder, workers),
-            _GpuState(),
+            GpuState(),
             Protocol("cold", "burst", "event", 1, SAMPLES),
             floor_us=floor_us,
             limit=limit,
@@ -74,7 +74,7 @@ class CudaMeasurer(WorkerMeasurer):
         self._builder.close()
 
 
-class _GpuState(Surroundings):
+class GpuState(Surroundings):
     """The GPU's own readings, taken by the worker right after timing. The host's load does not count: graphs run alone."""
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import pytest
 
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.ir.target import load_target
-from emmy.measure.cuda import CudaMeasurer
+from emmy.measure.cuda import CudaMeasurer, GpuState
+from emmy.measure.protocol import Report
 from emmy.measure.worker_measurer import RunLimit
 from emmy.records import Candidate, Status
 from tests.measure.contract import MeasurerContract
 from tests.measure_gpu import fake
 
-LIMIT = RunLimit(least_s=1.5, times=50.0, unknown_s=5.0, patience=(30.0, 0.02))
+LIMIT = RunLimit(least_s=1.0, times=50.0, unknown_s=5.0, patience=(30.0, 0.02))
 RIGHT = Candidate(fake.OP, "right")
 
 # kernel -> status and a piece of the message of its row, and whether the worker survives it
@@ -124,17 +126,45 @@ def test_short_kernels_have_one_state_only(shared: CudaMeasurer) -> None:
     assert "sustained_us" not in shared.race([RIGHT], rounds=3)[0].static
 
 
-@pytest.mark.parametrize(("variable", "value"), [("FAKE_NVML_OTHER", "1"), ("FAKE_NVML_HOT", "1")])
-def test_a_busy_or_hot_gpu_marks_the_row(
-    variable: str, value: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+READINGS = """
+from emmy.measure.nvml import Meter
+print(Meter({uuid!r}).read())
+"""
+
+
+def test_readings_are_the_librarys_and_nothing_is_claimed_of_another_card(machine: Path) -> None:
+    uuid, other = fake.gpu().uuid, fake.gpu(1).uuid
+    calm = {
+        "sm_mhz": 2520.0,
+        "memory_mhz": 10501.0,
+        "temperature_c": 61.0,
+        "power_w": 310.5,
+        "slowdown": 0,
+        "others": 0,
+    }
+    assert ast.literal_eval(fake.run(READINGS.format(uuid=uuid), machine)) == calm
+    assert ast.literal_eval(fake.run(READINGS.format(uuid=other), machine)) == {}
+    hot = fake.run(READINGS.format(uuid=uuid), machine, FAKE_NVML_HOT="1", FAKE_NVML_OTHER="1")
+    assert ast.literal_eval(hot) == {**calm, "slowdown": 1.0, "others": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "samples_us", "contended"),
+    [
+        ({}, (10.0, 10.1, 10.2), False),
+        ({"others": 0.0, "slowdown": 0.0, "sm_mhz": 1980.0}, (10.0, 10.1, 10.2), False),
+        ({"others": 1.0}, (10.0, 10.1, 10.2), True),
+        ({"slowdown": 1.0}, (10.0, 10.1, 10.2), True),
+        ({}, (10.0, 12.0, 14.0), True),
+        ({}, (10.0,), False),
+    ],
+)
+def test_a_busy_hot_or_restless_gpu_marks_the_row(
+    facts: dict[str, float], samples_us: tuple[float, ...], contended: bool
 ) -> None:
-    monkeypatch.setenv(variable, value)
-    with make(machine, gpu=1) as measurer:  # its readings are known by another uuid: none
-        assert not measurer.measure([RIGHT])[0].contended
-    machine_of_its_own = machine / variable
-    machine_of_its_own.mkdir()
-    with make(machine_of_its_own) as measurer:
-        assert measurer.measure([RIGHT])[0].contended
+    around = GpuState().judge(Report(1, (), circumstances=facts), samples_us)
+    assert around.contended == contended
+    assert around.clock_mhz == facts.get("sm_mhz")
 
 
 def test_a_gpu_is_measured_by_one_at_a_time_but_two_gpus_are_two_devices(machine: Path, shared: CudaMeasurer) -> None:
