@@ -1,6 +1,7 @@
 #!/bin/sh
 # compute-sanitizer over winners: sh experiments/h200_sanitize.sh WINNERS.jsonl OUT.txt [MOST] [SECONDS A TOOL]
 # Each line of WINNERS names an op and a schedule; `summary.jsonl` of h200_matmul.py is such a file.
+export OMP_NUM_THREADS=$(nproc)  # for numpy's references
 winners=$1 out=$2 most=${3:-6} limit=${4:-60}
 tool_path=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer /opt/nvidia/*/compute-sanitizer 2>/dev/null | head -1)
 : > "$out"
