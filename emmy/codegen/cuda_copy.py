@@ -120,8 +120,11 @@ class Copier:
         w.head.append(View(name, self.ring.value, at))
         return name
 
-    def fill(self, ahead: int, scope: dict[str, Piece]) -> tuple[Stmt, ...]:
-        """cp.async: this thread's copies into the slot `ahead`; or ldg: its loads into registers."""
+    def fill(self, ahead: int, scope: dict[str, Piece], wanted: Whole = Int(1)) -> tuple[Stmt, ...]:
+        """cp.async: this thread's copies into the slot `ahead`; or ldg: its loads into registers.
+
+        cp.async of a fill that is not `wanted` brings zeros: a branch would keep other work from standing between copies.
+        """
         assert self.share is not None
         by_registers = self.ring.channel.transport == "ldg"
         size = self.share.granule // self.share.loads
@@ -142,6 +145,8 @@ class Copier:
                     ok = () if sure else (exists,)
                     do.append(Do(f"emmy_ldg_b{8 * size}{'' if sure else '_if'}", (self._word(i, n), source, *ok)))
                 else:
+                    exists = both(wanted, exists)
+                    sure = exists == Int(1)
                     ok = () if sure else (times(exists, Int(size)),)  # of so many bytes; the rest becomes zero
                     do.append(Do(f"emmy_cp_async_b{8 * size}{'' if sure else '_zfill'}", (piece.to, piece.source, *ok)))
             return (*piece.lets, *only(piece.inside, tuple(do)))
@@ -201,7 +206,7 @@ class Copier:
             source = times(moved, Int(self.pitch))
         else:
             per_row = s.columns * self.item // share.granule
-            n = IntVar("chunk")
+            n = IntVar(w.fresh("chunk"))
             lets = (LetInt(n.name, plus(THREAD, times(i, Int(w.threads)))),)
             row, column = over(n, Int(per_row)), times(rest(n, Int(per_row)), Int(share.granule // self.item))
             inside = below(n, Int(s.rows * per_row)) if s.rows * per_row % w.threads else Int(1)

@@ -46,6 +46,7 @@ _ELEMENTWISE_THREADS = 256
 _WIDEST = 8  # elements of a vector that a thread makes at once
 _BARRIER = 8  # bytes of an mbarrier
 _MEET = Do("emmy_syncwarp")
+_QUIET = (_MEET, Do("emmy_fence_async"))
 _LEADER = same(THREAD, Int(0))  # the thread that speaks to the copy engine
 
 
@@ -236,14 +237,15 @@ class _Expand:
                     f"{ring.value}: ldg keeps one fill in registers, depth {ring.channel.depth} needs more"
                 )
             self.loaded[ring.value] = ahead
-        return only(exists, copier.fill(ahead, scope))
+        return only(exists, copier.fill(ahead, scope)) if ring.channel.transport == "ldg" else copier.fill(ahead, scope, exists)
 
     def _wait_group(self, pending: int) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
         if self._has("cp_async"):
             out.append(Do(f"emmy_cp_async_wait<{pending}>"))
         for value, ahead in self.loaded.items():
-            out += self.copiers[value].land(ahead)
+            if self.w.rings[value].channel.at in self.loops:  # after the loop nothing is left to land
+                out += self.copiers[value].land(ahead)
         self.loaded.clear()
         return tuple(out)
 
@@ -264,8 +266,9 @@ class _Expand:
             return only(both(self._exists(ring, ahead), _LEADER), (Do("emmy_mbar_expect_tx", (bar, Int(tx))),))
         if count * WARP != self.w.threads:
             raise self.w.cannot(f"{count} arrivals at {name}, the block has {self.w.threads // WARP} warps")
-        # One lane for a warp, when all its lanes have read.
-        return _MEET, If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+        # One lane for a warp, when all its lanes have read, and what they read is in their registers: without the fence the
+        # copy engine overtakes reads that are still on their way (measured on an H200: wrong sums in one launch of two).
+        return Do("emmy_fence_async"), _MEET, If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
 
     def _spec(self, barrier: str) -> Barrier:
         return next(b for b in self.outline.barriers if b.name == barrier)
@@ -385,7 +388,7 @@ def _merged(stmts: list[Stmt]) -> tuple[Stmt, ...]:
         last = joined[-1] if joined else None
         if isinstance(s, If) and isinstance(last, If) and s.cond == last.cond:
             joined[-1] = If(s.cond, (*last.then, *s.then))
-        elif s != _MEET or joined[-2:-1] != [_MEET]:  # a warp that has just met has read nothing since
+        elif s not in _QUIET or s not in joined[-3:-1]:  # a warp that has just met has read nothing since
             joined.append(s)
     out: list[Stmt] = []
     for s, after in zip(joined, [*joined[1:], None], strict=True):

@@ -199,6 +199,8 @@ class _Agent:
             self.env, self.values, self.accs = dict(tile), {}, {}
             if deal is None or seq % deal[1] == deal[0]:
                 yield from self.steps(self.role.steps)
+                if self.groups:
+                    raise Race(f"{self.role.role.name} ends a tile with {len(self.groups)} groups of copies under way")
             else:
                 self.skip(self.role.steps)
 

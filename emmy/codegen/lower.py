@@ -124,7 +124,7 @@ class _Walk:
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
         self.opened -= {w.stage for w in opening}
         opens, closes = (Open(w.stage) for w in opening), (s for w in opening for s in self.close(w))
-        return (*opens, *before, *walked, *closes)
+        return (*opens, *before, *walked, *sync.after_loop(channels), *closes)
 
     def leaf(self, w: Work) -> tuple[Step, ...]:
         s = self.plan.program.stage(w.stage)

@@ -73,6 +73,12 @@ def before_loop(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
     return tuple(out)
 
 
+def after_loop(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+    """Epilogue of a ring loop: no group is under way any more, not even those beyond the last fill."""
+    depths = [c.depth for c in channels if c.self_fed and c.transport in GROUPED]
+    return (WaitGroup(0),) if min(depths, default=1) > 1 else ()  # with one slot every iteration waits for all
+
+
 def in_turn(steps: tuple[Step, ...], role: Role) -> tuple[Step, ...]:
     """The steps of a tile, with a dealt role's turn around all that waits for fills."""
     waiting = [i for i, s in enumerate(steps) if _waits(s)]
