@@ -128,7 +128,7 @@ class Matmul(Op):
         """
         root = sqrt(self.k)
         half = 2.0**-12 * root
-        absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": min(2.0**-9, half), "f16": half}[accumulate]
+        absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": min(2.0**-8, half), "f16": half}[accumulate]
         return absolute + 2 * epsilon("f32"), epsilon(self.dtype)
 
 
