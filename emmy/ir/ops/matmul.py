@@ -124,11 +124,11 @@ class Matmul(Op):
 
     def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
         """Absolute: K sums of unit variance, each rounded, end about 0.4 sqrt(K) roundings off, the worst of millions of
-        elements 2 to 3 sqrt(K); a factor above that is allowed (tensor cores truncate). Relative: one output rounding.
+        elements 2 to 3 sqrt(K); a factor above that is allowed (tensor cores truncate). However short K, f16 sums that reach
+        4 are off by a truncation of 2^-8 (measured on an H200: 2.3e-3 at K = 8). Relative: one output rounding.
         """
-        root = sqrt(self.k)
-        half = 2.0**-12 * root
-        absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": min(2.0**-8, half), "f16": half}[accumulate]
+        root, half = sqrt(self.k), 2.0**-8
+        absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": half, "f16": max(half, 2.0**-12 * root)}[accumulate]
         return absolute + 2 * epsilon("f32"), epsilon(self.dtype)
 
 
