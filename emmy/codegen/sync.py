@@ -142,9 +142,10 @@ def bottom_of_iteration_ahead(channels: tuple[Channel, ...], role: Role, works: 
     depth = channels[0].depth
     fetch, finish = (Fetch(w, 1) for w in works), (Finish(w) for w in works)
     if channels[0].transport == "tma":
+        *give_back, advance = bottom_of_iteration(channels, role)  # reads of this fill are all but done
         refill = (s for c in channels for s in _tma_fill(c, depth - 1))
         waits = (BarWait(f"full_{c.value}", c.value, 1) for c in channels)
-        return (*refill, *waits, *fetch, *finish, *bottom_of_iteration(channels, role))
+        return (*give_back, *refill, *waits, *fetch, *finish, advance)
     refills = (Copy(c.value, depth) for c in channels)
     meet = (WaitGroup(depth - 2), BlockSync())
     return (*meet, *refills, Commit(), *fetch, *finish, Advance(tuple(c.value for c in channels)))
