@@ -120,7 +120,7 @@ class Copier:
         w.head.append(View(name, self.ring.value, at))
         return name
 
-    def fill(self, ahead: int, scope: dict[str, Piece], wanted: Whole = Int(1)) -> tuple[Stmt, ...]:
+    def fill(self, ahead: int, scope: dict[str, Piece], wanted: Whole) -> tuple[Stmt, ...]:
         """cp.async: this thread's copies into the slot `ahead`; or ldg: its loads into registers.
 
         cp.async of a fill that is not `wanted` brings zeros: a branch would keep other work from standing between copies.

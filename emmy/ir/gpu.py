@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from math import gcd, prod
 
+from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
-from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
+from emmy.ir.ops.op import Accumulate
+from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
 from emmy.ir.program import Dim, Sym
 
 WARP = 32  # threads
@@ -38,6 +40,16 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
+def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
+    """Bytes of a ring: its slots, the gap after each row that layout pad leaves, and two barriers a slot for tma."""
+    slot = plan.slot_bytes(tile, c)
+    if c.layout == "pad":
+        v = plan.program.value(c.value)
+        row = size_bytes(v.dtype) * plan.extent(tile.nest[: c.at + 1], v.axes[-1])
+        slot += slot // row * (TRANSFER_BYTES + -row % TRANSFER_BYTES)
+    return c.depth * (slot + (16 if c.transport == "tma" else 0))
+
+
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:
     """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time."""
     sums = m * n // WARP
@@ -60,3 +72,10 @@ def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: t
             copies = -(-plan.slot_bytes(launch.tile, c) // (size * WARP * warps(plan, nest)))
             need += copies * max(1, size // 4)
     return need
+
+
+def accumulation(plan: Plan) -> Accumulate:
+    """How a plan keeps its sums where it is least exact: what an op's tolerance asks for."""
+    found = {ATOMS[a.name].accumulate for la in plan.launches for w in la.tile.works for a in w.atoms}
+    order: tuple[Accumulate, ...] = ("f16", "hybrid", "f32")
+    return next((x for x in order if x in found), "f32")

@@ -1,0 +1,199 @@
+"""Rings of slots on a GPU: counters, barriers, copies and waits, as the steps of a launch ask for them. Knows no work.
+
+Nothing here decides when to wait: each step becomes its statements. What is added is what the hardware asks for around
+them: one thread speaks to the copy engine, reads are fenced before a slot is given back, a warp meets after one of its
+lanes went alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from emmy.codegen.cuda_copy import Copier, only
+from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
+from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, both, plus, rest, same, times
+from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, Ref, SetInt, Stmt, flipped
+from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
+from emmy.ir.gpu import WARP
+from emmy.ir.plan import BLOCK_LEVELS
+
+_BARRIER = 8  # bytes of an mbarrier
+_MEET = Do("emmy_syncwarp")
+_QUIET = (_MEET, Do("emmy_fence_async"))
+_LEADER = same(THREAD, Int(0))  # the thread that speaks to the copy engine
+
+
+@dataclass(slots=True)
+class Rings:
+    """The rings of one launch. `loops`: loops in time that are entered -> (where they are, where they end)."""
+
+    w: Walk
+    barriers: tuple[Barrier, ...]
+    loops: dict[int, tuple[Whole, Whole]] = field(default_factory=dict)
+    copiers: dict[str, Copier] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)  # barrier -> first byte in shared memory
+    loaded: dict[str, int] = field(default_factory=dict)  # ldg: value -> how far ahead the fill in registers is
+
+    def begin(self) -> None:
+        """Slots and barriers get their places, threads their shares of the copies."""
+        self.w.place_rings()
+        for b in self.barriers:
+            self.places[b.name] = self.w.allocate(b.slots * _BARRIER, _BARRIER)
+        self.copiers = {v: Copier(self.w, r) for v, r in self.w.rings.items()}
+        for c in self.copiers.values():
+            c.begin()
+
+    def first(self) -> tuple[Stmt, ...]:
+        """Counters of the rings, registers that copies pass through, barriers ready for their first arrival."""
+        out: list[Stmt] = []
+        for turn in self._turns(tuple(self.w.rings)):
+            if turn.depth > 1:
+                out.append(LetInt(turn.slot.name, Int(0)))
+            if self._has_phase(turn):
+                out.append(LetInt(turn.phase.name, Int(0)))
+        for c in self.copiers.values():
+            out += c.registers()
+        begin: list[Stmt] = []
+        for b in self.barriers:
+            for i in range(b.slots):
+                begin.append(Do("emmy_mbar_init", (Ref(SMEM, Int(self.places[b.name] + i * _BARRIER)), Int(b.count))))
+        if begin:
+            out += [If(_LEADER, (*begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
+        return tuple(out)
+
+    def _turns(self, values: tuple[str, ...]) -> tuple[Turn, ...]:
+        return tuple(dict.fromkeys(self.w.rings[v].turn for v in values))
+
+    def _has_phase(self, turn: Turn) -> bool:
+        return any(r.turn == turn and r.channel.transport == "tma" for r in self.w.rings.values())
+
+    # ------------------------------------------------------------ steps
+    def _place(self, ring: Ring, ahead: int) -> tuple[Whole, Whole] | None:
+        """(where the fill `ahead` begins along the ring's loop, where the loop ends); None when the tile is the loop."""
+        at = ring.channel.at
+        if at < 0 or self.w.nest[at].level in BLOCK_LEVELS:
+            return None
+        piece = self.w.scope[self.w.nest[at].axis]
+        here, end = self.loops.get(at, (piece.lo, piece.hi))
+        return plus(here, Int(ahead * self.w.nest[at].step)), end
+
+    def exists(self, ring: Ring, ahead: int) -> Whole:
+        """Whether the ring's loop has the fill `ahead`."""
+        place = self._place(ring, ahead)
+        if place is None:
+            return Int(int(ahead < 1))
+        return Int(1) if ahead == 0 and ring.channel.at in self.loops else before(*place)
+
+    def _filled(self, ring: Ring, ahead: int) -> dict[str, Piece]:
+        """The scope of the fill `ahead`."""
+        place, at = self._place(ring, ahead), ring.channel.at
+        return self.w.scope if place is None else {**self.w.scope, self.w.nest[at].axis: self.w.inside(at, place[0])}
+
+    def copy(self, ring: Ring, ahead: int) -> tuple[Stmt, ...]:
+        copier, scope, exists = self.copiers[ring.value], self._filled(ring, ahead), self.exists(ring, ahead)
+        if ring.channel.transport == "tma":
+            full = self.places[f"full_{ring.value}"]
+            bar = plus(times(ring.turn.at(ahead), Int(_BARRIER)), Int(full))
+            return only(both(exists, _LEADER), copier.engine_fill(ahead, scope, bar))
+        if ring.channel.transport == "ldg":
+            if ring.value in self.loaded:
+                raise self.w.cannot(
+                    f"{ring.value}: ldg keeps one fill in registers, depth {ring.channel.depth} needs more"
+                )
+            self.loaded[ring.value] = ahead
+            return only(exists, copier.fill(ahead, scope, Int(1)))
+        return copier.fill(ahead, scope, exists)
+
+    def commit(self) -> tuple[Stmt, ...]:
+        return (Do("emmy_cp_async_commit"),) if self._has("cp_async") else ()
+
+    def wait_group(self, pending: int) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        if self._has("cp_async"):
+            out.append(Do(f"emmy_cp_async_wait<{pending}>"))
+        for value, ahead in self.loaded.items():
+            if self.w.rings[value].channel.at in self.loops:  # after the loop nothing is left to land
+                out += self.copiers[value].land(ahead)
+        self.loaded.clear()
+        return tuple(out)
+
+    def wait(self, name: str, ring: Ring, ahead: int) -> tuple[Stmt, ...]:
+        """Everyone waits for a full slot; for an empty one only the thread that fills it."""
+        b = self._spec(name)
+        parity = flipped(ring.turn.phase, rest(plus(ring.turn.lap(ahead), Int(b.first_parity[0])), Int(2)))
+        wait = Do("emmy_mbar_wait", (self._barrier(name, ring, ahead), parity))
+        if b.tx_bytes:
+            return only(self.exists(ring, ahead), (wait,))
+        if not self.loops and ahead < ring.channel.depth:
+            return ()  # the first fill of a slot, which passes at once
+        return only(both(self.exists(ring, ahead), _LEADER), (wait,))
+
+    def arrive(self, name: str, ring: Ring, count: int, ahead: int) -> tuple[Stmt, ...]:
+        bar, tx = self._barrier(name, ring, ahead), self._spec(name).tx_bytes
+        if tx:
+            return only(both(self.exists(ring, ahead), _LEADER), (Do("emmy_mbar_expect_tx", (bar, Int(tx))),))
+        if count * WARP != self.w.threads:
+            raise self.w.cannot(f"{count} arrivals at {name}, the block has {self.w.threads // WARP} warps")
+        # One lane for a warp, when all its lanes have read, and what they read is in their registers: without the fence the
+        # copy engine overtakes reads that are still on their way (measured on an H200: wrong sums in one launch of two).
+        return Do("emmy_fence_async"), _MEET, If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+
+    def _spec(self, barrier: str) -> Barrier:
+        return next(b for b in self.barriers if b.name == barrier)
+
+    def _barrier(self, name: str, ring: Ring, ahead: int) -> Ref:
+        return Ref(SMEM, plus(times(ring.turn.at(ahead), Int(_BARRIER)), Int(self.places[name])))
+
+    def advance(self, values: tuple[str, ...]) -> tuple[Stmt, ...]:
+        """The next fill of these rings becomes the current one."""
+        for v in self.loaded.keys() & set(values):
+            self.loaded[v] -= 1
+        return tuple(s for turn in self._turns(values) for s in self._advance(turn))
+
+    def _advance(self, turn: Turn) -> tuple[Stmt, ...]:
+        flip = (SetInt(turn.phase.name, flipped(turn.phase, Int(1))),) if self._has_phase(turn) else ()
+        if turn.depth == 1:
+            return flip
+        wrap = If(same(turn.slot, Int(turn.depth)), (SetInt(turn.slot.name, Int(0)), *flip))
+        return SetInt(turn.slot.name, plus(turn.slot, Int(1))), wrap
+
+    def _has(self, transport: str) -> bool:
+        return any(c.transport == transport for c in self.w.launch.tile.channels)
+
+
+def expect_first(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """A barrier hears how many bytes to expect before the copies that bring them begin."""
+    out = list(steps)
+    for i in range(len(out) - 1):
+        here, after = out[i], out[i + 1]
+        if (
+            isinstance(here, Copy)
+            and isinstance(after, BarArrive)
+            and (here.value, here.ahead) == (after.value, after.ahead)
+        ):
+            out[i], out[i + 1] = after, here
+    return tuple(out)
+
+
+def merged(stmts: list[Stmt]) -> tuple[Stmt, ...]:
+    """Neighbours under one condition become one, and the leader's warp meets after what the leader did alone.
+
+    Instructions of whole warps need their lanes together (PTX ISA: .aligned), which only such a meeting promises.
+    """
+    joined: list[Stmt] = []
+    for s in stmts:
+        last = joined[-1] if joined else None
+        if isinstance(s, If) and isinstance(last, If) and s.cond == last.cond:
+            joined[-1] = If(s.cond, (*last.then, *s.then))
+        elif s not in _QUIET or s not in joined[-3:-1]:  # a warp that has just met has read nothing since
+            joined.append(s)
+    out: list[Stmt] = []
+    for s, after in zip(joined, [*joined[1:], None], strict=True):
+        out.append(s)
+        if isinstance(s, If) and _leads(s.cond) and after not in (_MEET, Do("emmy_syncthreads")):
+            out.append(_MEET)
+    return tuple(out)
+
+
+def _leads(cond: Whole) -> bool:
+    return cond == _LEADER or (isinstance(cond, IntOp) and cond.fn == "&&" and _leads(cond.b))

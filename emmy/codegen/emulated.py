@@ -1,0 +1,62 @@
+"""A GPU plan's outputs from its exact text, on the emulator: correctness without a GPU. Knows no driver and no timing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.codegen.build import SourceUnit
+from emmy.codegen.emulator import EmuStats, TensorMap, emulate
+from emmy.codegen.kernel_gpu import GpuKernel, evaluated
+from emmy.errors import PlanError
+from emmy.ir.dtype import encode
+
+Storage = NDArray[np.generic]
+
+
+def emulate_plan(
+    unit: SourceUnit,
+    inputs: Mapping[str, Storage],
+    sizes: Mapping[str, int] | None = None,
+    *,
+    seed: int = 0,
+    eager: bool = False,
+) -> tuple[dict[str, Storage], tuple[EmuStats, ...]]:
+    """(every output in storage form, the counts of each launch). `seed` and `eager` choose a schedule of the threads.
+
+    Outputs and workspaces begin as NaN. Raises EmuError when a kernel is at fault, PlanError for a CPU's source.
+    """
+    program = unit.plan.program
+    size = program.sizes(sizes)
+    syms = {f"len_{s.name}": (sizes or {})[s.name] for s in program.syms}
+    memory = {name: _frozen(x) for name, x in inputs.items()}
+    stats = []
+    for k in unit.kernels:
+        if not isinstance(k, GpuKernel):
+            raise PlanError(f"{k.name} is a CPU's kernel; the emulator runs those of GPUs")
+        for b in k.buffers:
+            if b.name not in memory:
+                memory[b.name] = encode(np.full(evaluated(b.elements, syms), np.nan, np.float32), b.dtype)
+        args = [
+            TensorMap(memory[m.value], (m.box_columns, m.box_rows), 16 << m.swizzle if m.swizzle else 0) for m in k.maps
+        ]
+        everything: list[Storage | TensorMap | int] = [
+            *args,
+            *(memory[b.name] for b in k.buffers),
+            *(syms[s] for s in k.syms),
+        ]
+        grid = (evaluated(k.blocks, syms),)
+        stats.append(
+            emulate(unit.text, k.name, grid, (k.threads,), k.smem_bytes, everything, seed=seed, eager=eager).stats
+        )
+    shapes = {o: [size[a] for a in program.value(o).axes] for o in program.outputs}
+    return {o: memory[o].reshape(shape) for o, shape in shapes.items()}, tuple(stats)
+
+
+def _frozen(x: Storage) -> Storage:
+    """The array as the kernels get it: contiguous, and not to be written."""
+    out = np.array(x, order="C")
+    out.flags.writeable = False
+    return out
