@@ -25,6 +25,7 @@ _MEAN_SHARE = 0.3  # of a node's mean against its best in its value
 _WIDTH, _GROWTH = 2.0, 0.5  # children open at v visits: width * v^growth
 _COMPLETIONS = 6  # leaves looked at below the node a descent ends at
 _DESCENTS = 4  # a proposal
+_RANDOM = 8  # random points looked at, a proposal
 _ELITE = 8  # points whose choices completions take over
 _CHILD_LIMIT = 64  # children that get a prior; the rest share the least
 
@@ -79,7 +80,7 @@ class MctsStrategy(Strategy):
 
     def grow(self, n: int) -> None:
         """Descend for n proposals: the completions below the nodes reached join the pool."""
-        self._pool.add(self.space.sample(self.rng) for _ in range(n))
+        self._pool.add(self.space.sample(self.rng) for _ in range(n * _RANDOM))
         for _ in range(n * _DESCENTS):
             if self._root.exhausted:
                 break

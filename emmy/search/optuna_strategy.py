@@ -45,7 +45,7 @@ class OptunaStrategy(Strategy):
         self._study = _study(space.name, seed, storage)
         self._distributions = {d.name: _distribution(d) for d in self._decisions.values()}
         self._asked: dict[str, int] = {}  # by point key: the number of the suggestion that led there
-        self._worst = -math.inf
+        self._repaired: set[str] = set()  # keys of points that are not quite what was suggested
 
     def propose(self, n: int) -> Iterable[Point]:
         found: dict[str, Point] = {}
@@ -61,6 +61,8 @@ class OptunaStrategy(Strategy):
                 continue
             found[point.key] = point
             self._asked[point.key] = trial.number
+            if not set(point.choices) <= set(wish):
+                self._repaired.add(point.key)
         points = list(found.values())
         if self.model is not None and len(points) > n:
             predicted, _ = self.model.predict(self.space.features(points))
@@ -74,10 +76,11 @@ class OptunaStrategy(Strategy):
 
         for trial in trials:
             number = self._asked.pop(trial.point.key, None)
+            if number is not None and trial.time_us is not None and trial.point.key not in self._repaired:
+                self._study.tell(number, math.log2(trial.time_us))
+                continue
             if number is not None:
                 self._give_up(number)  # the point as measured takes its place
-            if trial.time_us is not None:
-                self._worst = max(self._worst, math.log2(trial.time_us))
             params = {n: self._raw(n, v) for n, v in trial.point.choices if n in self._decisions}
             failed = trial.time_us is None
             self._study.add_trial(

@@ -1,0 +1,93 @@
+"""Every registered strategy keeps the contract; what each promises beyond it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from emmy.errors import UsageError
+from emmy.search.optuna_strategy import OptunaStrategy
+from emmy.search.registry import STRATEGIES, make_strategy
+from emmy.search.space import Space, Trial
+from emmy.search.strategy import Ranker, Strategy
+from emmy.testing.strategy_contract import StrategyContract, ToySpace
+
+
+class _Registered(StrategyContract):
+    name: ClassVar[str]
+
+    def make(self, space: Space, seed: int = 0, model: Ranker | None = None, known: Sequence[Trial] = ()) -> Strategy:
+        return make_strategy(self.name, space, seed=seed, model=model, known=known)
+
+
+class TestRandom(_Registered):
+    name, learns = "random", False
+
+
+class TestEvolve(_Registered):
+    name = "evolve"
+
+
+class TestMcts(_Registered):
+    name, follows_model = "mcts", True
+
+
+class TestOptuna(_Registered):
+    name = "optuna"
+
+
+class TestAuto(_Registered):
+    name, follows_model = "auto", True
+
+
+def test_every_registered_strategy_is_tested_here() -> None:
+    assert {cls.name for cls in _Registered.__subclasses__()} == set(STRATEGIES)
+
+
+def test_an_unknown_strategy_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UsageError, match=r"'annealing' is not one of auto, mcts"):
+        make_strategy("annealing", ToySpace())
+
+
+def test_all_but_optuna_work_without_the_libraries_of_the_tune_extra() -> None:
+    program = """
+import sys
+for absent in ("lightgbm", "optuna", "scipy", "sklearn"):
+    sys.modules[absent] = None
+from emmy.search.registry import make_strategy
+from emmy.testing.strategy_contract import ToySpace
+space = ToySpace()
+for name in ("random", "evolve", "mcts", "auto"):
+    strategy = make_strategy(name, space)
+    for _ in range(4):
+        strategy.tell([space.trial(p) for p in strategy.ask(6)])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_optunas_study_is_a_journal_that_another_process_can_open(tmp_path: Path) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    space, path = ToySpace(), tmp_path / "studies" / "toy.journal"
+    for _ in range(2):  # the second run replaces the first one's study
+        strategy = OptunaStrategy(space, storage=path)
+        told: list[Trial] = []
+        for _ in range(3):
+            trials = [space.trial(p) for p in strategy.ask(6)]
+            strategy.tell(trials)
+            told += trials
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    assert optuna.get_all_study_names(storage) == ["toy"]
+    study = optuna.load_study(study_name="toy", storage=storage)
+    complete = [t for t in study.get_trials() if t.state == optuna.trial.TrialState.COMPLETE]
+    assert len(complete) == sum(t.time_us is not None for t in told)
+    assert study.best_value == pytest.approx(
+        min(space.log2_time(space.features([t.point]))[0] for t in told if t.time_us)
+    )
