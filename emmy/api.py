@@ -20,8 +20,8 @@ from emmy.costmodel.retrain import train_costmodel as retrain
 from emmy.costmodel.samples import prepare
 from emmy.costmodel.train import Progress, TrainedModel, train
 from emmy.errors import DataBusy, DataError, UsageError, WrongAnswer
-from emmy.explain import Explanation
-from emmy.explain import explain as explain_op
+from emmy.explanation import Explanation
+from emmy.explanation import explain as explain_op
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
@@ -161,7 +161,7 @@ def subject(
         best = winner(op, gpu=gpu, threads=threads, home=home)
         note = "the stored winner" if best else "the default: nothing is stored for this op and target"
         schedule = best.schedule if best else ScheduleSpace(op, target, threads).default().key
-    return Subject(op.key, op.program(), schedule, target, op, note)
+    return Subject(op.key, op.program(), schedule, target, op, note, threads)
 
 
 def show(

@@ -158,7 +158,10 @@ def _model(target: Target, home: Path) -> Check:
         return Check(name, "note", str(e))
     if model is None:
         return Check(
-            name, "note", "none: the search is led by its own trials", "emmy train-costmodel, once 50 rows are measured"
+            name,
+            "note",
+            "none: the search is led by its own trials",
+            "emmy train-costmodel, once 50 different schedules are measured",
         )
     return Check(name, "ok", f"{model.digest}, trained on {model.card.rows} rows at {model.card.time_utc}")
 

@@ -32,9 +32,28 @@ HEADINGS: dict[LevelName, str] = {
     "tile": "Tile IR: which loops run where and which values are kept near, as the schedule's moves placed them",
     "steps": "steps: what a block does in order; copies, waits and barriers are derived, not written",
     "kernel": "Kernel IR: every address and every vector spelled out, one kernel a launch",
-    "source": "source: the Kernel IR printed as C, statement by statement",
+    "source": "source: the Kernel IR printed as C (CUDA C++ for a GPU), statement by statement",
     "static": "the binary: what the compiler made of the source",
     "asm": "assembly: the loop that does most of the arithmetic",
+}
+GPU_FACTS = {
+    "registers": "registers a thread",
+    "stack_bytes": "bytes of stack a thread",
+    "spill_bytes": "bytes of registers spilled to memory",
+    "smem_bytes": "bytes of shared memory a block",
+    "threads": "threads a block",
+    "code_bytes": "bytes of code, all launches",
+    "instructions": "instructions, all launches",
+    "loop_instructions": "instructions in the main loop",
+    "loop_issue_cycles": "cycles to issue the main loop once, at least",
+}
+GPU_COUNTS = {  # of the launch with the most instructions (sass_) and of its main loop (loop_)
+    "mma": "matrix instructions",
+    "fma": "fused multiply-adds",
+    "load_global": "loads from global memory, copies to shared memory included",
+    "load_shared": "loads from shared memory",
+    "store_shared": "stores to shared memory",
+    "barrier": "barriers",
 }
 SUFFIXES: dict[LevelName, str] = {"source": "c", "asm": "s"}  # of the files of a dump; the others are txt
 
@@ -47,11 +66,12 @@ class Level:
     heading: str
     text: str
     missing: bool = False
+    suffix: str = "txt"
 
     @property
     def file_name(self) -> str:
         """Numbered, so that a folder of levels reads in order: 03-tile.txt."""
-        return f"{LEVELS.index(self.name) + 1:02d}-{self.name}.{SUFFIXES.get(self.name, 'txt')}"
+        return f"{LEVELS.index(self.name) + 1:02d}-{self.name}.{self.suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,7 @@ class Subject:
     target: Target
     op: Op | None = None
     note: str = ""  # where the schedule comes from
+    threads: int = 0  # of a CPU, that its roofline is for; 0: all cores
 
     @property
     def plan(self) -> Plan:
@@ -94,31 +115,47 @@ def describe(subject: Subject, names: Sequence[LevelName] = LEVELS) -> tuple[Lev
 
 
 def _level(subject: Subject, name: LevelName) -> Level:
+    suffix = SUFFIXES.get(name, "txt") if subject.target.is_cpu or name != "source" else "cu"
     try:
-        return Level(name, HEADINGS[name], _TEXTS[name](subject))
+        return Level(name, HEADINGS[name], _TEXTS[name](subject), suffix=suffix)
     except (PlanError, CompileError) as e:  # the schedule replays: what is missing is a code generator or a compiler
-        return Level(name, HEADINGS[name], f"not to be had: {e}", missing=True)
+        return Level(name, HEADINGS[name], f"not available: {e}", missing=True, suffix=suffix)
 
 
 def _op(s: Subject) -> str:
     if s.op is None:
         return f"{s.note}\nA program of its own: no op text names it."
     work, dtype = s.op.work(), s.program.inputs[0].dtype
-    roof = roofline_us(work, s.target, dtype)
+    roof = roofline_us(work, s.target, dtype, s.threads)
     at = "".join(f", at {name} = {size}" for name, size in s.op.typical_sizes().items())
     moved = [f"{v.name}[{','.join(v.axes)}] {size_bytes(v.dtype)} B an element" for v in s.program.inputs]
     absolute, relative = s.op.tolerance()
+    us = f"{roof.time_us:.0f}" if roof.time_us >= 1000 else f"{roof.time_us:.4g}"
     return "\n".join(
         (
             s.op.key,
-            f"arithmetic  {work.flops / 1e9:.4g} GFLOP{at}",
-            f"data        {work.bytes / 2**20:.4g} MiB at least, each array moved once: {'; '.join(moved)}",
+            f"arithmetic  {_scaled(work.flops, 1000, ('FLOP', 'kFLOP', 'MFLOP', 'GFLOP', 'TFLOP'))}{at}",
+            f"data        {_scaled(work.bytes, 1024, ('B', 'KiB', 'MiB', 'GiB'))} at least, each array moved once: {'; '.join(moved)}",
             f"intensity   {work.intensity:.4g} FLOP a byte",
-            f"roofline    {roof.time_us:.4g} us on {s.target.product}, all {s.target.cores or s.target.n_sms} "
-            f"{'cores' if s.target.is_cpu else 'SMs'}, bound by {roof.binding}",
+            f"roofline    {us} us on {s.target.product}, {_share(s)}, bound by {roof.binding}",
             f"tolerance   {absolute:.2g} + {relative:.2g} x |reference|, the reference being numpy in float64",
         )
     )
+
+
+def _scaled(x: float, base: int, units: Sequence[str]) -> str:
+    """`x` in the largest unit of which it is at least one."""
+    at = 0
+    while x >= base and at < len(units) - 1:
+        x, at = x / base, at + 1
+    return f"{x:.4g} {units[at]}"
+
+
+def _share(s: Subject) -> str:
+    """The part of the target that the roofline is for."""
+    if not s.target.is_cpu:
+        return f"all {s.target.n_sms} SMs"
+    return f"{s.threads} of its {s.target.cores} cores" if s.threads else f"all {s.target.cores} cores"
 
 
 def _steps(s: Subject) -> str:
@@ -140,8 +177,6 @@ def _unit(s: Subject) -> SourceUnit:
 def _library(s: Subject) -> Library:
     from emmy.codegen import gcc
 
-    if not s.target.is_cpu:
-        raise PlanError(f"{s.target.name}: this version of Emmy builds binaries for CPUs only")
     return gcc.build(_unit(s), s.target)
 
 
@@ -149,6 +184,8 @@ def _static(s: Subject) -> str:
     from emmy import config, hostcc
     from emmy.codegen import gcc
 
+    if not s.target.is_cpu:
+        return _gpu_static(s)
     library = _library(s)
     known = {
         "asm_instructions": "instructions",
@@ -164,9 +201,21 @@ def _static(s: Subject) -> str:
     return "\n".join([command, *lines, *library.diagnostics.splitlines()])
 
 
+def _gpu_static(s: Subject) -> str:
+    from emmy.codegen import gpu_build, nvrtc
+
+    facts = gpu_build.build(_unit(s), s.target).static
+    words = {f"sass_{name}": f"{what}, main launch" for name, what in GPU_COUNTS.items()}
+    words |= {f"loop_{name}": f"{what}, main loop" for name, what in GPU_COUNTS.items()} | GPU_FACTS
+    lines = [f"{value:10.0f}  {words.get(name, name)}" for name, value in facts.items()]
+    return "\n".join([f"NVRTC {nvrtc.nvrtc_version()} for {s.target.arch}", *lines])
+
+
 def _asm(s: Subject) -> str:
     from emmy.hot_loop import hot_loop
 
+    if not s.target.is_cpu:
+        raise PlanError(f"{s.target.name}: Emmy counts a GPU's instructions (level static) and does not print them")
     loop = hot_loop(_library(s).path)
     if loop is None:
         return "(the compiler left no loop)"

@@ -140,6 +140,11 @@ def number(x: float | None) -> str:
     return f"{x:.{min(max(digits, 0), 4)}f}"
 
 
+def counted(n: int, noun: str) -> str:
+    """1 trial, 2 trials."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
 
@@ -208,7 +213,8 @@ def show_races(screen: Screen, kind: str, records: Sequence[Mapping[str, object]
     for r in records:
         if r["contended"]:
             screen.say(
-                f"note: {r['op']}: the machine was busy or throttled while this was timed; `emmy bench` repeats it"
+                f"note: {r['op']}: the machine was busy or throttled while this was timed, so the ratio is less certain than its "
+                "range says; `emmy bench` repeats it"
             )
 
 
@@ -295,7 +301,7 @@ class TuneProgress:
             case Note(text):
                 self.say(f"note: {text}")
             case Finished(op, why, trials, elapsed_s):
-                self.say(f"{op}: stopped ({why}); {trials} trials, {elapsed_s:.1f} s")
+                self.say(f"{op}: stopped ({why}); {counted(trials, 'trial')}, {elapsed_s:.1f} s in all")
 
     def _start(self, e: Started) -> None:
         self._budget, self._op, self._first, self._began_s, self._spoke_s = e.budget, e.op, e.resumed, -1.0, 0.0
@@ -313,7 +319,7 @@ class TuneProgress:
         rate = (e.n - self._first) / max(e.elapsed_s - self._began_s, 1e-3) if e.n > self._first + 1 else 0.0
         eta = "" if e.eta_s is None else f", {e.eta_s:.0f} s left"
         best = f"best {number(e.best_us)} us" if e.best_us else "nothing right yet"
-        note = f"{e.n} trials, {rate:.1f}/s{eta}, {best}"
+        note = f"{counted(e.n, 'trial')}, {rate:.1f}/s{eta}, {best}"
         seconds, trials = self._budget.seconds, self._budget.trials
         done, of = (e.elapsed_s, seconds) if seconds else (float(e.n), float(trials or e.n + 1))
         if self._bar.live:

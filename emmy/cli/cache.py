@@ -11,7 +11,11 @@ from emmy.report import Screen
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "what", choices=("info", "clean"), help="info: sizes; clean: remove all of it (it is made again)"
+        "what",
+        nargs="?",
+        default="info",
+        choices=("info", "clean"),
+        help="info: sizes (default); clean: remove all of it (it is made again)",
     )
 
 
@@ -27,7 +31,11 @@ def run(args: Namespace, screen: Screen) -> int:
 
         for p in folders:
             shutil.rmtree(p, ignore_errors=True)
-    screen.rows("cache", ({"folder": cache / name, "mib": n / 2**20} for name, n in sizes.items()))
+    screen.rows(
+        "cache",
+        ({"folder": cache / name, "mib": n / 2**20} for name, n in sizes.items()),
+        {"folder": "folder", "mib": "MiB"},
+    )
     screen.say(f"{cache}: {'removed' if args.what == 'clean' else 'holds'} {sum(sizes.values()) / 2**20:.1f} MiB")
     return 0
 

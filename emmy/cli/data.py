@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from emmy.costmodel.snapshot import Best
 
 Task = Callable[[Namespace, "Dataset", Screen], int]
+SHOWN_FAULTS = 20  # different ones
 GRAVE = ("conflict", "implausible")  # faults that a sound dataset does not have
 
 
@@ -43,7 +45,7 @@ def configure(parser: ArgumentParser) -> None:
         "--provenance", default="", help="whence the rows are, in a sentence (default: the devices' names)"
     )
     task("verify", _verify, "check every shard: digests, columns, values").add_argument(
-        "folder", type=Path, nargs="*", help="shard folders (default: all of the dataset)"
+        "folder", type=Path, nargs="*", help="shard folders, or folders of them (default: all of the dataset)"
     )
     gpu(task("doctor", _doctor, "list rows that should not be believed, each with the reason"))
     task("rebuild", _rebuild, "make the database anew from the journals, keeping the old one")
@@ -72,6 +74,10 @@ def _stats(args: Namespace, dataset: Dataset, screen: Screen) -> int:
     screen.rows("group", map(record_of, stats.groups))
     screen.show("")
     screen.rows("best", map(_best, stats.bests))
+    if stats.groups and not stats.bests:
+        screen.say(
+            "no best is listed: none of these rows is right, measured here and undisturbed; `emmy data doctor` has the reasons"
+        )
     return 0
 
 
@@ -119,9 +125,11 @@ def _export(args: Namespace, dataset: Dataset, screen: Screen) -> int:
 
 
 def _verify(args: Namespace, dataset: Dataset, screen: Screen) -> int:
-    from emmy.costmodel.shards import shard_folders, verify
+    from emmy.costmodel.shards import shard_folders, shard_folders_at, verify
 
-    folders = tuple(args.folder) or shard_folders(dataset.roots)
+    folders = shard_folders(dataset.roots)
+    if args.folder:  # each is a shard folder or, as for import, a folder of them; verify says what is wrong with others
+        folders = tuple(found for given in args.folder for found in shard_folders_at(given) or (given,))
     faults = [f for folder in folders for f in verify(folder)]
     screen.rows("fault", map(record_of, faults))
     screen.say(f"{len(folders)} shard folders, {len(faults)} faults")
@@ -132,8 +140,14 @@ def _doctor(args: Namespace, dataset: Dataset, screen: Screen) -> int:
     from emmy.api import diagnose_data
 
     found = diagnose_data(dataset, args.gpu)
-    columns = {"kind": "fault", "target": "target", "op": "op", "detail": "detail"}
-    screen.rows("fault", map(record_of, found.faults), columns, most=20)
+    for fault in found.faults:
+        screen.record("fault", fault)
+    alike = Counter((f.kind, f.target, f.op, f.detail) for f in found.faults)
+    if alike:
+        lines = [(kind, n, *rest) for (kind, *rest), n in alike.items()]
+        screen.show(table(("fault", "rows", "target", "op", "detail"), lines[:SHOWN_FAULTS]))
+        if len(lines) > SHOWN_FAULTS:
+            screen.show(f"and {len(lines) - SHOWN_FAULTS} more: --json lists them")
     kinds = dict.fromkeys(f.kind for f in found.faults)
     listed = ", ".join(f"{found.count(k)} {k}" for k in kinds)
     screen.say(f"{found.checked} rows looked at: {listed or 'nothing wrong'}")

@@ -10,7 +10,7 @@ from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
 from emmy.report import Screen, number, percent
 
 if TYPE_CHECKING:
-    from emmy.explain import Explanation
+    from emmy.explanation import Explanation
 
 SHOWN_VARIANTS = 3
 SHOWN_REFUSALS = 3  # of each move of the schedule
@@ -42,9 +42,10 @@ def _lines(e: Explanation) -> list[str]:
     else:
         out.append(f"  time      {number(e.time_us)} us, the best of {e.schedules} schedules with a time ({counts})")
     if e.speedup:
-        verdict = "a tie" if e.speedup.is_tie else "faster" if e.speedup.median > 1 else "slower"
+        verdict = "tie" if e.speedup.is_tie else "win" if e.speedup.median > 1 else "loss"
         out.append(
-            f"  stock     {e.speedup.median:.3f} x ({e.speedup.low:.3f}..{e.speedup.high:.3f} over the rounds): {verdict}"
+            f"  ratio     the stock kernel takes {number(e.speedup.median)} x as long "
+            f"({number(e.speedup.low)}..{number(e.speedup.high)} over the rounds): {verdict}"
         )
     if e.default_factor:
         out.append(f"  default   the schedule that is measured first takes {e.default_factor:.2f} x as long")
@@ -60,8 +61,12 @@ def _lines(e: Explanation) -> list[str]:
             f"and ranks it {m.rank} of {m.of}"
         )
     out.append("\nwhat each move brings (time with the change, over the time without it)")
+    explained: set[str] = set()
     for move in e.moves:
-        out.append(f"  {move.move}\n      as in {move.meaning}")
+        out.append(f"  {move.move}")
+        if move.meaning not in explained:  # once for each kind of move
+            explained.add(move.meaning)
+            out.append(f"      its kind, by an example: {move.meaning}")
         shown = [v for v in move.variants if v.change == "left out"]
         shown += [v for v in move.variants if v.change != "left out"][:SHOWN_VARIANTS]
         out += [f"      {v.factor:6.3f} x  {v.change}{'' if v.measured else '  (predicted)'}" for v in shown]

@@ -95,7 +95,12 @@ def _list(name: str, screen: Screen) -> int:
     if name in OPS:
         screen.rows("case", ({"op": text} for text in OPS[name]))
         return 0
-    screen.rows("case", ({"case": c.id, "kind": c.kind, "op": c.op_text()} for c in load(name)))
+    cases = load(name)
+    screen.rows("case", ({"case": c.id, "kind": c.kind, "op": c.op_text()} for c in cases))
+    unnamed = sum(c.op_text() is None for c in cases)
+    screen.say(
+        f"{len(cases)} cases" + (f", {unnamed} of them (-) of a kind that has no op text yet" if unnamed else "")
+    )
     return 0
 
 

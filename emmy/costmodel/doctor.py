@@ -89,7 +89,7 @@ def diagnose(
         if row.origin == "derived":
             faults.append(_fault("derived", row, "computed from other rows, not measured; never used for training"))
         if row.contended:
-            faults.append(_fault("contended", row, "another process used the device, or it was throttled"))
+            faults.append(_fault("contended", row, "the machine was busy or throttled, or the samples are far apart"))
         if stale is not None and (why := stale(row)) is not None:
             faults.append(_fault("stale", row, why))
     faults += _drifts(rows)

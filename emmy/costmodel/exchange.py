@@ -18,7 +18,7 @@ from emmy.costmodel.shards import (
     check_target,
     read_manifest,
     read_part,
-    shard_folders,
+    shard_folders_at,
     verify,
     write_manifest,
     write_part,
@@ -78,7 +78,7 @@ def import_shards(source: Path, dataset: Dataset, *, own: bool = False) -> Impor
     `own`: the rows were measured by this user on another machine and keep their origin. Raises DataError, and takes
     nothing, when any folder fails `verify`.
     """
-    folders = (source.resolve(),) if (source / MANIFEST).exists() else shard_folders((source,))
+    folders = shard_folders_at(source)
     if not folders:
         raise UsageError(f"{source} holds no shard folder: no {MANIFEST} in it, nor in a folder directly below")
     if faults := [f for folder in folders for f in verify(folder)]:

@@ -73,6 +73,11 @@ def shard_folders(roots: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folder.resolve() for folder in found))
 
 
+def shard_folders_at(path: Path) -> tuple[Path, ...]:
+    """`path` itself when it is a shard folder, else those directly below it."""
+    return (path.resolve(),) if (path / MANIFEST).exists() else shard_folders((path,))
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a shard folder. Raises DataError when it is not one, or names files outside the folder."""
     path = folder / MANIFEST

@@ -115,7 +115,7 @@ def test_explain_says_what_binds_what_moves_bring_and_what_is_refused(emmy: Emmy
         best.schedule,
         "bound by arithmetic",
         "of the bound is reached",
-        "stock     ",
+        "ratio     ",
         "what is refused",
         "default   ",
     ):

@@ -38,9 +38,12 @@ def test_rows_travel_from_one_home_to_another(emmy: Emmy, tuned: Path, tmp_path:
     assert emmy("data", "export", "--gpu", "cpu", "--out", tmp_path / "out").code == 0
     assert "0 rows written" in emmy("data", "export", "--gpu", "cpu", "--out", tmp_path / "out").out
     assert emmy("data", "verify", tmp_path / "out" / "cpu").code == 0
+    assert "1 shard folders, 0 faults" in emmy("data", "verify", tmp_path / "out").err
+    assert emmy("data", "verify", tmp_path / "nothing").code == 1
     other = tmp_path / "other"
     assert f"{N_ROWS} rows taken in" in emmy("data", "import", tmp_path / "out", "--home", other).out
     (group,) = emmy("data", "stats", "--home", other, "--json").of("group")
+    assert "no best is listed" in emmy("data", "stats", "--home", other).err
     assert (group["origin"], group["rows"]) == ("imported", N_ROWS)
 
 
@@ -109,6 +112,7 @@ def test_cache_clean_removes_everything_but_the_locks(
     assert {str(o["folder"]) for o in emmy("cache", "info", "--json").of("cache")} == {
         str(tmp_path / n) for n in ("lib", "references")
     }
+    assert emmy("cache").out == emmy("cache", "info").out
     assert emmy("cache", "clean").code == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["locks"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_all_shows_every_level_under_a_heading_that_says_what_it_is(emmy: Emmy) 
     at = [said.out.index(f"== {name} == {HEADINGS[name]}") for name in LEVELS]
     assert at == sorted(at)
     for mark in (
-        "GFLOP",
+        "MFLOP",
         "out C[m,n] sum= A[m,k] * B[k,n]",
         "B.pack <- B",
         "copy B",
@@ -55,7 +56,7 @@ def test_a_worked_plan_is_shown_as_far_down_as_its_target_goes(emmy: Emmy, name:
     said = emmy("show", f"plan:{name}")
     plan = next(e for e in FIVE_PLANS if e.name == name)
     assert said.code == 0 and plan.title in said.out and f"schedule: {plan.schedule}" in said.out
-    assert ("not to be had" in said.out) == (plan.target != "cpu")
+    assert ("not available" in said.out) == (plan.target != "cpu")
 
 
 def test_all_worked_plans_at_once(emmy: Emmy) -> None:
@@ -66,12 +67,21 @@ def test_all_worked_plans_at_once(emmy: Emmy) -> None:
 
 def test_a_gpu_that_is_not_here_shows_its_plan(emmy: Emmy) -> None:
     said = emmy("show", "matmul:256x256x256:f16", "--gpu", "rtx4090")
-    assert (
-        said.code == 0
-        and "grid" in said.out
-        and "== asm ==" in said.out
-        and "builds binaries for CPUs only" in said.out
-    )
+    assert said.code == 0 and "grid" in said.out and "== asm ==" in said.out and "does not print them" in said.out
+
+
+def test_a_gpu_s_binary_is_described_where_there_is_no_gpu(emmy: Emmy, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    said = emmy("show", "matmul:128x128x128:f16", "--gpu", "rtx4090", "--ir", "static")
+    assert said.code == 0 and "sm_89" in said.out and "registers a thread" in said.out
+    assert "sass_" not in said.out and "loop_" not in said.out
+    emmy("show", "matmul:128x128x128:f16", "--gpu", "rtx4090", "--ir", "source", "--dump", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["06-source.cu"]
+
+
+def test_the_roofline_shown_is_that_of_the_cores_in_use(emmy: Emmy) -> None:
+    said = emmy("show", OP, "--gpu", "cpu-portable", "--ir", "op")
+    assert "1 of its " in said.out and "e+" not in said.out.split("roofline")[1].splitlines()[0]
 
 
 def test_dump_writes_numbered_files(emmy: Emmy, tmp_path: Path) -> None:
@@ -89,11 +99,17 @@ def test_a_set_lists_its_cases(emmy: Emmy) -> None:
     said = emmy("show", "@gemma4-12b", "--json")
     assert len(said.of("case")) == 258
     assert len(emmy("show", "@projections", "--json").of("case")) == 5
-    assert "no op" not in emmy("show", "@gemma4-12b/q_proj*").out
+    assert "has no op text" not in emmy("show", "@gemma4-12b/q_proj*").err
+    assert "has no op text" in emmy("show", "@gemma4-12b").err
 
 
 def test_a_symbolic_op_says_at_which_size_its_figures_are(emmy: Emmy) -> None:
     assert "at m = 64" in emmy("show", "matmul:m(1..64)x96x128:f32", "--ir", "op").out
+
+
+def test_the_call_explain_is_not_hidden_by_a_module_of_its_name() -> None:
+    for name in package.__all__:
+        assert importlib.util.find_spec(f"emmy.{name}") is None
 
 
 def test_the_python_call_returns_the_same_levels() -> None:

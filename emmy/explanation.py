@@ -1,6 +1,7 @@
 """Why an op's best schedule is as it is, from what was measured, what the moves refuse and what the model predicts.
 
-Only reads: nothing is compiled or measured. A claim rests on stored rows; what rests on the model says so.
+Only reads: nothing is compiled or measured. A claim rests on stored rows; what rests on the model says so. The module is not
+named after its function: `emmy.explain` is the call, and a module of that name would take its place once imported.
 """
 
 from __future__ import annotations
