@@ -137,6 +137,7 @@ def tma() -> Iterator[Probe]:
             policy = ", emmy_policy_evict_first() + 0 * emmy_policy_evict_last()" if hint else ""
             at = ", ".join(("8", *("1" for _ in box[1:])))
             edge = ", ".join(("32", *("-1" for _ in box[1:])))
+            over = ", ".join(("32", *("1" for _ in box[1:])))  # an H200 faults at a store that begins below 0
             kernel = f"""EMMY_KERNEL(32, 1) probe(EMMY_TENSORMAP(map), EMMY_TENSORMAP(back), u32* out) {{
   EMMY_SMEM(smem);
   const int t = threadIdx.x;
@@ -158,7 +159,7 @@ def tma() -> Iterator[Probe]:
   }}
   emmy_syncthreads();
   if (t == 0) {{
-    emmy_tma_store_{rank}d(&back, smem, {edge});
+    emmy_tma_store_{rank}d(&back, smem, {over});
     emmy_bulk_commit();
     emmy_bulk_wait_read<0>();
     emmy_bulk_wait<0>();

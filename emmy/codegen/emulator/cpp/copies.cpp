@@ -201,6 +201,7 @@ void tma_store(const emmy_tensormap* map, u32 from, const int* at, u32 rank, con
   check_map(m, rank, "TMA store");
   check_box(m, from, "TMA store");
   if (from >> CLUSTER_SHIFT) fail("bounds", "TMA store from another block's shared memory");
+  for (u32 d = 0; d < rank; ++d) if (at[d] < 0) fail("bounds", "TMA store at coordinate %d of dimension %u: a GPU faults below 0", at[d], d);
   const u32 bytes = box_bytes(m);
   shared_at(*me.block, from, bytes, 1, "TMA store");
   const Access by{me.stores.open_number(), u16(me.id), u16(site.line()), BULK_STORE};
