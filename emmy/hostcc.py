@@ -1,6 +1,7 @@
 """The host compiler and its cache on disk: text in, shared library out. Knows neither plans nor what the text does.
 
 A library is kept under the digest of everything that decides it: text, language, flags, compiler version, machine.
+Beside it lies a note with its digest: a library that a full disk or a power cut left damaged is compiled again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -22,11 +25,24 @@ from pathlib import Path
 from typing import Literal
 
 from emmy import config
-from emmy.errors import CompileError
+from emmy.errors import CompileError, EmmyError
 
 Language = Literal["c", "c++"]
 Facts = Mapping[str, float]
 TIMEOUT_S = 60.0
+# What a compiler (LC_ALL=C) says when the machine fails it, whatever the source.
+_MACHINE = re.compile(
+    r"No space left on device|Disk quota exceeded|File too large|file size limit|Read-only file system|Input/output error"
+    r"|Too many open files|Permission denied|cannot execute|installation problem|error while loading shared libraries"
+)
+
+
+class BrokenToolchain(EmmyError):
+    """The machine, not the source, keeps the compiler from its work: a full disk, a missing part. No candidate is to blame."""
+
+
+class CompilerKilled(CompileError):
+    """The compiler was killed from outside, or memory ran out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +64,8 @@ def version(compiler: str) -> str:
             f"EMMY_CC for C and EMMY_CXX for C++"
         )
     shown = [_run([compiler, option], 10).stdout.strip() for option in ("-dumpfullversion", "-dumpmachine")]
+    if not all(shown):
+        raise CompileError(f"{compiler!r} does not say which compiler it is; EMMY_CC and EMMY_CXX need gcc or clang")
     return " ".join([Path(compiler).name, *shown])
 
 
@@ -60,20 +78,42 @@ def compile_library(
 ) -> Library:
     """The library that `text` compiles to, from the cache when it is there. `inspect` reads facts off the assembly.
 
-    Raises CompileError with the compiler's diagnostics, or when it takes longer than `timeout_s`.
+    Raises CompileError with the compiler's diagnostics, or when it takes longer than `timeout_s`; BrokenToolchain when
+    the machine is at fault.
     """
     compiler = config.c_compiler() if language == "c" else config.cxx_compiler()
     identity = "\0".join((text, language, *flags, version(compiler), platform.machine(), str(inspect is not None)))
     key = hashlib.sha256(identity.encode()).hexdigest()
     folder = config.cache_dir() / "lib" / key[:2]
     library, note = folder / f"{key}.so", folder / f"{key}.json"
-    if not (library.exists() and note.exists()):
+    try:
+        if (kept := _kept(library, note)) is not None:
+            return kept
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{key}.lock"):
-            if not (library.exists() and note.exists()):
-                return _compile(text, language, (compiler, *flags), library, note, inspect, timeout_s)
-    kept = json.loads(note.read_text(encoding="utf-8"))
-    return Library(library, kept["diagnostics"], kept["facts"], 0.0)
+            if (kept := _kept(library, note)) is not None:  # another process was first
+                return kept
+            return _compile(text, language, (compiler, *flags), library, note, inspect, timeout_s)
+    except OSError as e:
+        raise BrokenToolchain(
+            f"{folder}: cannot keep compiled kernels: {e.strerror}. Free space, or name another folder with EMMY_CACHE."
+        ) from e
+
+
+def _kept(library: Path, note: Path) -> Library | None:
+    """The library as the cache has it; None when it is not there, or not what was put there."""
+    try:
+        raw = json.loads(note.read_text(encoding="utf-8"))
+        if raw["sha256"] != _digest(library.read_bytes()):
+            return None
+        facts = {str(name): float(value) for name, value in raw["facts"].items()}
+        return Library(library, str(raw["diagnostics"]), facts, 0.0)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _compile(
@@ -97,7 +137,10 @@ def _compile(
         facts["library_bytes"] = float(made.stat().st_size)
         described = Path(folder) / "note"
         diagnostics = (first.stderr + second.stderr).replace(str(source), source.name)
-        described.write_text(json.dumps({"diagnostics": diagnostics, "facts": facts}), encoding="utf-8")
+        described.write_text(
+            json.dumps({"diagnostics": diagnostics, "facts": facts, "sha256": _digest(made.read_bytes())}),
+            encoding="utf-8",
+        )
         os.replace(made, library)
         os.replace(described, note)
     return Library(library, diagnostics, facts, time.monotonic() - start)
@@ -121,6 +164,12 @@ def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[st
         ) from None
     if done.returncode:
         shown = "\n".join(done.stderr.splitlines()[:20])
+        if _MACHINE.search(done.stderr):
+            raise BrokenToolchain(
+                f"{what}: exit code {done.returncode}\n{shown}\nMend that, then give the same command again."
+            )
+        if done.returncode == -signal.SIGKILL or "Killed signal terminated program" in done.stderr:
+            raise CompilerKilled(f"{what}: the compiler was killed from outside, or memory ran out\n{shown}")
         raise CompileError(f"{what}: exit code {done.returncode}\n{shown}")
     return done
 

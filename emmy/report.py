@@ -5,6 +5,7 @@ Human text goes to stderr, data to stdout. With `--json` data is one object a li
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -37,9 +38,10 @@ class Screen:
     json: bool = False
 
     def say(self, text: str) -> None:
-        """A line for people, on stderr."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        """A line for people, on stderr. One that cannot be written is no reason to stop what it tells of."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
 
     def show(self, text: str) -> None:
         """Data for people, on stdout; nothing with --json."""

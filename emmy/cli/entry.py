@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
     except SystemExit as e:  # argparse has printed help (0) or what is wrong (2)
         return e.code if isinstance(e.code, int) else 2
+    _open_missing_streams()
     screen = Screen(args.json)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.ERROR, format="%(name)s: %(message)s")
     try:
@@ -67,8 +68,19 @@ def _run(args: Namespace, screen: Screen) -> int:
         return screen.fail(EmmyError(_sentence(e, verb)))
 
 
+def _open_missing_streams() -> None:
+    """Gives a process that was started with stdout or stderr closed somewhere to write to."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
 def _sentence(error: Exception, verb: Verb) -> str:
     """What to tell a user of an error that is not Emmy's own."""
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a path that cannot be written
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return (
+            f"{where}{error.strerror}. Free space, or name a folder that can be written: --home, EMMY_HOME, EMMY_CACHE."
+        )
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return f"`emmy {verb.name}` needs the package {error.name}. Install it: pip install 'emmy[{extra}]'"
     return f"a fault in Emmy: {type(error).__name__}: {error}. `--verbose` shows where; please report it."

@@ -164,7 +164,7 @@ def read_card(path: Path) -> ModelCard:
     """The card written there. Raises DataError naming the field that is not as it must be."""
     try:
         raw = json.loads(_read(path, MAX_CARD_BYTES), object_pairs_hook=_no_repeats)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{path}: not a model card: {e}") from None
     names = {f.name for f in fields(ModelCard)}
     if not isinstance(raw, dict) or raw.get("v") != CARD_VERSION or raw.keys() != names | {"v"}:

@@ -83,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise DataError(f"{path}: not a readable manifest: {e}") from None
     if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
         got = raw.get("schema_version") if isinstance(raw, dict) else type(raw).__name__

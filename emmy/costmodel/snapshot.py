@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from emmy.costmodel.database import quote
+from emmy.costmodel.files import sha256_of
 from emmy.costmodel.schema import COLUMN_LIST, NAMES, VIEWS, fetch, from_cells
 from emmy.costmodel.shards import check_part_columns, read_manifest, shard_folders
-from emmy.errors import UsageError
+from emmy.errors import DataError, UsageError
 from emmy.records import Measurement, Origin, Status
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class Snapshot:
         for part in read_manifest(folder).parts:
             path = folder / part.file
             check_part_columns(self._con, path)
+            if sha256_of(path) != part.sha256:
+                raise DataError(
+                    f"{path}: not the file that its manifest describes, so its rows are not used. "
+                    "`emmy data verify` lists such files: restore them, or move the folder away."
+                )
             self._con.execute(
                 f"INSERT INTO stored SELECT {quote(path)}, {COLUMN_LIST} FROM read_parquet({quote(path)})"
             )
@@ -112,6 +118,8 @@ class Snapshot:
 
         try:
             answer = self._con.execute(sql)
+            if answer is None:  # DuckDB's answer to a text without a statement
+                raise UsageError("the query is empty; an example is: SELECT op, time_us FROM best")
             columns = tuple(str(d[0]) for d in answer.description or ())
             return Table(columns, tuple(cast("list[tuple[object, ...]]", answer.fetchall())))
         except duckdb.Error as e:

@@ -64,7 +64,8 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _silu(x: Array) -> Array:
-    return np.asarray(x / (1 + np.exp(-np.clip(x, -700, 700))))
+    with np.errstate(over="ignore"):  # far below zero the exponential is inf, and the quotient 0, as it should be
+        return np.asarray(x / (1 + np.exp(-x)))
 
 
 # Name -> (arity, meaning in float64). A code generator must know every name here.

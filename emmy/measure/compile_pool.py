@@ -17,6 +17,7 @@ from pathlib import Path
 from emmy.codegen import gcc
 from emmy.codegen.build import source
 from emmy.errors import CompileError, PlanError, UsageError
+from emmy.hostcc import CompilerKilled
 from emmy.ir.ops import parse_op
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.target import Target
@@ -41,7 +42,10 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class NotBuilt:
-    """Why there is none: "constraints" when the schedule is refused, "compile" when the compiler fails."""
+    """Why there is none: "constraints" when the schedule is refused, "compile" when the compiler fails.
+
+    "device_lost" when something killed the compiler: the candidate is not known to be guilty.
+    """
 
     status: Status
     message: str
@@ -95,6 +99,8 @@ class CompilePool:
         begin_s = time.perf_counter()
         try:
             result: Built | NotBuilt = self._build(candidate)
+        except CompilerKilled as e:
+            result = NotBuilt("device_lost", str(e)[:MOST_DIAGNOSTICS])
         except CompileError as e:
             result = NotBuilt("compile", str(e)[:MOST_DIAGNOSTICS])
         except (PlanError, UsageError) as e:  # IllegalMove is a PlanError

@@ -15,6 +15,7 @@ from emmy.measure.answers import Answers, HostAnswers
 from emmy.measure.device import Buffer, Call, Device, Runnable
 from emmy.measure.references import References
 from emmy.measure.timing import HostTiming, Participant, Timing
+from emmy.runtime import launcher
 from emmy.runtime.launcher import LoadedPlan
 
 
@@ -24,6 +25,8 @@ class CpuDevice(Device):
     MEMORY_SHARE: ClassVar[int] = 6  # operands may use a sixth of the machine's memory
 
     def __init__(self, target: Target, threads: int, references: References) -> None:
+        """Raises CompileError or BrokenToolchain when the launcher cannot be built."""
+        launcher.build()
         self.threads, self.references = threads, references
         self.clock = "thread_cpu" if threads == 1 else "wall"
         self.cold_bytes = 2 * target.l3_bytes

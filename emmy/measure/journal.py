@@ -182,12 +182,12 @@ def closed_path(path: Path) -> Path:
 def open_journals(home: Path) -> tuple[Path, ...]:
     """Journals not closed yet, oldest name first: of live runs, and of runs that died (see `is_live`)."""
     found = (home / "journal").glob(f"*{OPEN_SUFFIX}")
-    return tuple(sorted(p for p in found if not p.name.endswith(CLOSED_SUFFIX)))
+    return tuple(sorted(p for p in found if p.is_file() and not p.name.endswith(CLOSED_SUFFIX)))
 
 
 def closed_journals(home: Path) -> tuple[Path, ...]:
     """Journals that wait to be ingested."""
-    return tuple(sorted((home / "journal").glob(f"*{CLOSED_SUFFIX}")))
+    return tuple(sorted(p for p in (home / "journal").glob(f"*{CLOSED_SUFFIX}") if p.is_file()))
 
 
 def is_live(path: Path) -> bool:

@@ -113,8 +113,8 @@ class Worker:
         self._start()
         answer = self._receive()
         if not isinstance(answer, Ready):
+            said = answer.message if isinstance(answer, Fault) else self._tail()  # a fault has closed the pipes
             self.stop()
-            said = self._tail() or (answer.message if isinstance(answer, Fault) else "")
             raise NoSuchDevice(f"the measuring worker for {self.target} does not start: {said}. Try `emmy doctor`.")
 
     def _start(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from emmy.ir.target import load_target
 from emmy.measure.device import Device
 from emmy.measure.job import DeviceFault, Jobs
-from emmy.measure.protocol import Job, Progress, Ready
+from emmy.measure.protocol import LOST, Job, Progress, Ready
 from emmy.measure.references import References
 
 _PR_SET_PDEATHSIG = 1
@@ -66,6 +66,9 @@ def main(words: list[str]) -> int:
             except DeviceFault as e:
                 os.write(sys.stderr.fileno(), f"{e}\n".encode())
                 return e.exit_code
+            except MemoryError as e:  # Python's own memory: operands and answers of the op, which no kernel decides
+                os.write(sys.stderr.fileno(), f"out of memory: {e}\n".encode())
+                return LOST
             _send(args.answer_fd, report.to_json())
             gc.collect()
     return 0

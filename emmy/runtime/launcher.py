@@ -65,6 +65,14 @@ def _launcher() -> ctypes.CDLL:
     return lib
 
 
+def build() -> None:
+    """Compiles the launcher where it is not compiled yet. Raises CompileError or BrokenToolchain when it cannot be built.
+
+    For whoever must not take that for a fault of the first plan it loads.
+    """
+    _launcher()
+
+
 def _check(code: int, what: str) -> None:
     if code:
         raise LaunchError(f"{what}: {_launcher().emmy_message(code).decode()}", code)

@@ -144,9 +144,11 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
 
 
 def _is_cured(row: Measurement, request: Request) -> bool:
-    """Whether a schedule that failed generates another source today, so that it deserves another try."""
+    """Whether a failed schedule deserves another try: it generates another source today, or was not to blame."""
     if row.status == "ok":
         return False
+    if row.status == "device_lost":  # it is not known to be guilty
+        return True
     try:
         return generated_digest(request.op, row.schedule, request.target) != row.source_digest
     except (PlanError, UsageError):
@@ -169,9 +171,10 @@ def distance(op: Op, other_key: str) -> float | None:
 
 
 def load_model(choice: str | None, target: Target, home: Path, on_event: Listener = ignore) -> CostModel | None:
-    """The model that leads: the one deployed for the target; None for `roofline`, without a model, or with a stale one.
+    """The model that leads: the one deployed for the target; None for `roofline`, or without a usable one.
 
-    Raises StaleModel only when the user named the model, UsageError when there is none of that name.
+    A deployed model that is damaged, or of other features, is said and left out. One that the user named raises DataError
+    or StaleModel then, and UsageError when there is none of that name.
     """
     if choice == "roofline":
         return None
@@ -179,7 +182,7 @@ def load_model(choice: str | None, target: Target, home: Path, on_event: Listene
         raise UsageError(f"model {choice!r} is no file; name a model's .txt, or roofline to search without one")
     try:
         return find(target.name, model_roots(home)) if choice is None else CostModel.load(Path(choice))
-    except StaleModel as e:
+    except (StaleModel, DataError) as e:
         if choice is not None:
             raise
         on_event(Note(str(e)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -115,9 +116,9 @@ BAD = [
     (3, ["bench", OP, "--gpu", "h200", "--schedule", ""], "h200 is not here"),
     (2, ["verify"], "nothing is stored"),
     (2, ["explain", "matmul"], "matmul"),
-    (2, ["train-costmodel"], "no measurements"),
+    (2, ["train-costmodel", "--gpu", "rtx3090"], "no measurements"),
     (2, ["data", "query", "SELECT nonsense"], "the query failed"),
-    (2, ["data", "export", "--gpu", "cpu", "--out", "x"], "no measured rows"),
+    (2, ["data", "export", "--gpu", "rtx3090", "--out", "x"], "no measured rows"),
     (2, ["cache", "burn"], "invalid choice"),
     (2, ["data"], "TASK"),
 ]
@@ -149,6 +150,26 @@ def test_a_fault_of_emmy_itself_is_one_line_and_verbose_shows_where(
     said = emmy("explain", OP)
     assert said.code == 1 and said.err.count("\n") == 1 and "ZeroDivisionError" in said.err and "--verbose" in said.err
     assert "in broken" in emmy("explain", OP, "--verbose").err
+
+
+def test_what_the_system_refuses_is_named_with_its_file_and_is_no_fault_of_emmy(
+    emmy: Emmy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full/disk")
+
+    monkeypatch.setattr(api, "explain", full)
+    said = emmy("explain", OP)
+    assert said.code == 1 and "/full/disk: No space left on device. Free space" in said.err
+    assert "fault in Emmy" not in said.err and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("redirected", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_a_closed_or_full_stream_is_no_fault(redirected: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "EMMY_HOME": str(tmp_path)}
+    command = f"{sys.executable} -m emmy show matmul:4x4x4:f32 --ir op {redirected}"
+    done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(

@@ -15,6 +15,8 @@ from emmy.codegen.build import SourceUnit, source
 from emmy.errors import CompileError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
+from emmy.measure.compile_pool import CompilePool, NotBuilt, builder
+from emmy.records import Candidate
 
 PORTABLE = load_target("cpu-portable")
 
@@ -86,3 +88,59 @@ def test_many_threads_that_build_the_same_text_compile_it_once() -> None:
         built = list(pool.map(lambda _: gcc.build(unit(), PORTABLE), range(4)))
     assert len({b.path for b in built}) == 1
     assert sum(b.seconds > 0 for b in built) == 1
+
+
+@pytest.mark.parametrize("suffix", ["so", "json"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "overwritten"])
+def test_a_damaged_library_in_the_cache_is_compiled_again(suffix: str, damage: str) -> None:
+    """A power cut or a full disk can leave one: it must not become the fault of the candidate."""
+    first = gcc.build(unit(), PORTABLE)
+    path = first.path.with_suffix(f".{suffix}")
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:100], "empty": b"", "overwritten": b"\x80" * len(whole)}[damage])
+    again = gcc.build(unit(), PORTABLE)
+    assert again.seconds > 0 and (again.path, again.static) == (first.path, first.static)
+    assert gcc.build(unit(), PORTABLE).seconds == 0
+
+
+def compiler_that(folder: Path, does: str) -> str:
+    """A command that names itself as a compiler must and then does only that."""
+    script = folder / "cc"
+    script.write_text(f'#!/bin/sh\ncase "$1" in -dump*) echo 1; exit 0;; esac\n{does}\n', encoding="utf-8")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    "does",
+    ["echo 'fatal error: error writing to plan.s: No space left on device' >&2; exit 1", "exit 0"],
+)
+def test_a_machine_that_fails_the_compiler_is_no_fault_of_the_source(
+    does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMMY_CC", compiler_that(tmp_path, does))
+    with pytest.raises(hostcc.BrokenToolchain):
+        gcc.build(unit(), PORTABLE)
+
+
+def test_a_compiler_that_was_killed_is_told_from_one_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMMY_CC", compiler_that(tmp_path, "kill -9 $$"))
+    with pytest.raises(hostcc.CompilerKilled, match="killed from outside"):
+        gcc.build(unit(), PORTABLE)
+    (row,) = CompilePool(builder(PORTABLE), 1).compile([Candidate("matmul:4x8x8:f32", "")])
+    assert isinstance(row.result, NotBuilt) and row.result.status == "device_lost"
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("emmy.config.cache_dir", lambda: tmp_path / "file" / "cache")
+    with pytest.raises(hostcc.BrokenToolchain, match="EMMY_CACHE"):
+        gcc.build(unit(), PORTABLE)
+
+
+def test_a_command_that_is_no_compiler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMMY_CC", "true")
+    with pytest.raises(CompileError, match="'true' does not say which compiler it is"):
+        gcc.build(unit(), PORTABLE)

@@ -281,3 +281,47 @@ def test_a_database_of_another_schema_version_is_refused(tmp_path: Path, make_ro
         con.execute("INSERT INTO schema_version VALUES (2)")
     with pytest.raises(DataError, match=r"schema version \[1, 2\], this Emmy reads 1"):
         dataset.rows()
+
+
+def test_rows_of_an_edited_shard_are_not_used(tmp_path: Path, make_row) -> None:
+    """Whole Parquet with other rows in it: only the digest can tell."""
+    folder = tmp_path / "cpu"
+    part, other = write_part(folder, [make_row(0)]), write_part(folder, [make_row(1)])
+    write_manifest(folder, Manifest("cpu", "Apache-2.0", "test", (part,)))
+    (folder / other.file).replace(folder / part.file)
+    with pytest.raises(DataError, match=r"not the file that its manifest describes.*emmy data verify"):
+        Dataset(tmp_path).rows()
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_a_damaged_shard_is_an_error_that_names_it(tmp_path: Path, make_row, at: float) -> None:
+    part = write_part(tmp_path / "cpu", [make_row(i) for i in range(30)])
+    write_manifest(tmp_path / "cpu", Manifest("cpu", "Apache-2.0", "test", (part,)))
+    path = tmp_path / "cpu" / part.file
+    data = bytearray(path.read_bytes())
+    begin = int(len(data) * at)
+    data[begin : begin + 200] = b"\xff" * len(data[begin : begin + 200])
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=path.name):
+        Dataset(tmp_path).rows()
+
+
+@pytest.mark.parametrize("sql", ["", " ", "-- nothing"])
+def test_an_empty_query_is_refused(tmp_path: Path, sql: str) -> None:
+    with Dataset(tmp_path).snapshot() as snapshot, pytest.raises(UsageError, match="the query is empty"):
+        snapshot.query(sql)
+
+
+def test_a_manifest_that_is_nested_without_end_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(DataError, match="not a readable manifest"):
+        Dataset(tmp_path).rows()
+
+
+def test_a_folder_named_as_a_journal_is_left_alone(tmp_path: Path, make_row, write_journal) -> None:
+    write_journal(tmp_path, "a", [make_row(0)])
+    (tmp_path / "journal" / "b-0.jsonl").mkdir()
+    (tmp_path / "journal" / "c-0.closed.jsonl").mkdir()
+    report = Dataset(tmp_path).ingest(dead=True)
+    assert (report.new_rows, report.damaged) == (1, ())

@@ -168,3 +168,10 @@ def test_arrays_align_by_the_names_of_their_axes():
     x = Named(("k", "m"), np.arange(6).reshape(3, 2).astype(float))
     assert x.to(("m", "n", "k")).shape == (2, 1, 3)
     np.testing.assert_array_equal(x.to(("m", "k")), x.data.T)
+
+
+def test_silu_of_what_is_not_finite_is_what_its_quotient_is() -> None:
+    x = np.array([np.inf, -np.inf, np.nan, -1e30, 1e30, -800.0])
+    with np.errstate(invalid="ignore"):
+        got = FUNCTIONS["silu"][1](x)
+    assert np.array_equal(got, [np.inf, np.nan, np.nan, 0, 1e30, 0], equal_nan=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from emmy.errors import DeviceBusy, UsageError
+from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.ir.target import load_target
 from emmy.measure.cpu import CpuMeasurer
 from emmy.measure.worker_measurer import RunLimit
@@ -228,6 +228,21 @@ def test_closing_ends_the_worker_and_gives_the_device_back(tmp_path: Path) -> No
     measurer.close()
     assert not members(worker)
     make(tmp_path).close()
+
+
+def test_a_launcher_that_cannot_be_built_stops_the_run_and_blames_no_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMMY_CXX", "/nowhere/c++")
+    with make(tmp_path) as measurer, pytest.raises(NoSuchDevice, match="no compiler '/nowhere/c"):
+        measurer.measure([RIGHT])
+
+
+def test_an_op_too_large_for_memory_blames_no_kernel(tmp_path: Path) -> None:
+    large = Candidate("matmul:16777216x16777216x1:f32", "")
+    with CpuMeasurer(load_target("cpu"), cache=tmp_path) as measurer:
+        (row,) = measurer.measure([large])
+    assert row.status == "device_lost" and "out of memory" in row.message
 
 
 def test_more_threads_than_cores_are_refused(tmp_path: Path) -> None:

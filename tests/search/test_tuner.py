@@ -11,7 +11,8 @@ import pytest
 import emmy
 from emmy import api
 from emmy.costmodel.dataset import Dataset
-from emmy.errors import UsageError
+from emmy.costmodel.samples import generated_digest
+from emmy.errors import DataError, UsageError
 from emmy.measure.fake import FakeMeasurer
 from emmy.measure.journal import closed_journals, closed_path, journal_path, open_journals, read_journal
 from emmy.records import Candidate, Measurement
@@ -133,7 +134,7 @@ def test_a_machine_that_is_always_busy_still_yields_a_winner(tmp_path: Path) -> 
     assert busy.raced and busy.best.contended and busy.best.schedule == calm.best.schedule
     measurer = Counting()
     tune(tmp_path / "busy", measurer, "10")
-    rows = Dataset.of(tmp_path / "busy").rows()
+    rows = Dataset(tmp_path / "busy").rows()
     assert len({r.schedule for r in rows}) == 39, "what was measured on a busy machine is known too"
 
 
@@ -317,7 +318,6 @@ def test_a_sequence_interrupted_between_two_ops_goes_on_with_the_next(tmp_path: 
 
 def test_a_failure_is_tried_again_only_when_its_source_has_changed(tmp_path: Path) -> None:
     """A wrong answer of a code generator that was mended since must not hide a schedule for ever."""
-    from emmy.costmodel.samples import generated_digest
 
     class Failing(FakeMeasurer):
         mended = ""
@@ -359,3 +359,30 @@ def test_the_device_is_part_of_what_a_run_resumes(tmp_path: Path) -> None:
     other = FakeMeasurer()
     other._device = replace(other.device, product="another")
     assert tune(tmp_path, other).resumed == 0
+
+
+def test_what_was_lost_with_the_device_is_tried_again(tmp_path: Path) -> None:
+    """Memory that ran out, a worker killed from outside: the candidate is not known to be guilty."""
+
+    class Losing(FakeMeasurer):
+        def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+            for row in super().stream(candidates, best_us):
+                digest = generated_digest(emmy.parse_op(OP), row.schedule, emmy.load_target("cpu"))
+                yield replace(row, source_digest=digest, status="device_lost", samples_us=())
+
+    tune(tmp_path, Losing(), "6")
+    events: list[Event] = []
+    assert tune(tmp_path, FakeMeasurer(), "3", seed=9, on_event=events.append).best is not None
+    assert isinstance(events[0], Started) and events[0].known == 0
+
+
+@pytest.mark.parametrize("card", ["{", "[" * 200_000, '{"v": 1}', ""])
+def test_a_deployed_model_that_is_damaged_is_noted_and_left_out(tmp_path: Path, card: str) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "cpu.json").write_text(card)
+    (tmp_path / "models" / "cpu.txt").write_text("tree")
+    events: list[Event] = []
+    assert tune(tmp_path, FakeMeasurer(), "3", on_event=events.append).trials == 3
+    assert any(isinstance(e, Note) and "cpu.json" in e.text for e in events)
+    with pytest.raises(DataError, match=r"cpu\.json"):
+        tune(tmp_path, FakeMeasurer(), "3", model=str(tmp_path / "models" / "cpu.txt"))
