@@ -33,6 +33,7 @@ from emmy.measure.measurer import Measurer
 from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
+from emmy.search.registry import check_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import Request, finished_before, load_model, open_run
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
@@ -101,6 +102,7 @@ def tune(
     """
     alone = isinstance(op, Op | str)
     ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
+    check_strategy(strategy)
     limits = budget if isinstance(budget, Budget) else parse_budget(budget)
     target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
     leader = load_model(model, target, home, on_event)

@@ -20,6 +20,12 @@ STRATEGIES: dict[str, tuple[str, str]] = {
 }
 
 
+def check_strategy(name: str) -> None:
+    """Raises UsageError when there is no strategy of that name: before a device is waited for."""
+    if name not in STRATEGIES:
+        raise UsageError(f"strategy {name!r} is not one of {', '.join(STRATEGIES)}")
+
+
 def make_strategy(
     name: str,
     space: Space,
@@ -30,8 +36,7 @@ def make_strategy(
     study: Path | None = None,
 ) -> Strategy:
     """A fresh strategy. `study`: where Optuna keeps its journal, for its dashboard. Raises UsageError for other names."""
-    if name not in STRATEGIES:
-        raise UsageError(f"strategy {name!r} is not one of {', '.join(STRATEGIES)}")
+    check_strategy(name)
     if name == "optuna":
         from emmy.search.optuna_strategy import OptunaStrategy
 

@@ -361,6 +361,12 @@ def test_the_device_is_part_of_what_a_run_resumes(tmp_path: Path) -> None:
     assert tune(tmp_path, other).resumed == 0
 
 
+def test_a_strategy_is_refused_before_the_device_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "device", None)
+    with pytest.raises(UsageError, match="'luck' is not one of"):
+        api.tune(OP, strategy="luck", home=tmp_path)
+
+
 def test_what_was_lost_with_the_device_is_tried_again(tmp_path: Path) -> None:
     """Memory that ran out, a worker killed from outside: the candidate is not known to be guilty."""
 
