@@ -43,6 +43,11 @@ def cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("emmy", appauthor=False))
 
 
+def uses_shipped() -> bool:
+    """False when EMMY_SHIPPED=0: rows and models that come with Emmy are left out, as if it came with none."""
+    return os.environ.get("EMMY_SHIPPED", "1") != "0"
+
+
 def checkout() -> Path | None:
     """The root of the source checkout this Emmy is imported from, or None when it is installed."""
     root = Path(__file__).resolve().parent.parent

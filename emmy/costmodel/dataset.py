@@ -63,7 +63,7 @@ class Dataset:
     @classmethod
     def of(cls, home: Path) -> Dataset:
         """The dataset of a home, with the shards a checkout ships when the home is another folder."""
-        checkout = config.checkout()
+        checkout = config.checkout() if config.uses_shipped() else None
         shipped = (checkout / "datasets",) if checkout and checkout / "datasets" != home else ()
         return cls(home, shipped)
 

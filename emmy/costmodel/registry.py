@@ -89,7 +89,8 @@ def model_roots(home: Path) -> tuple[Path, ...]:
     """Folders that may hold models, first choice first: the home's (a checkout's own, when it is the home), the package's."""
     checkout = config.checkout()
     own = checkout / "models" if checkout and home == checkout / "datasets" else home / "models"
-    return (own, *((checkout / "models",) if checkout else ()), Path(__file__).parent.parent / "models")
+    shipped = (*((checkout / "models",) if checkout else ()), Path(__file__).parent.parent / "models")
+    return (own, *(shipped if config.uses_shipped() else ()))
 
 
 def find(target: str, roots: Sequence[Path]) -> CostModel | None:
