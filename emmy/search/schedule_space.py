@@ -249,7 +249,7 @@ class ScheduleSpace:
             return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
         folded = dict.fromkeys(a for s in self.program.stages for a in s.folded)
         marks = [f",{self.target.block_level},", *(f"({a},serial," for a in folded)]
-        marks += ["/stage(", "/atom(fma", "/atom(mma", "/atom("]
+        marks += [",tma,", "/stage(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
 
         def rank(v: Value) -> int:
             found = next((i for i, mark in enumerate(marks) if mark in str(v)), len(marks) + 1)
