@@ -15,7 +15,6 @@ LISTABLE = 60_000  # points
 _SCALE = 256  # random points that set the scale of the features of an unlisted space
 _RANDOM, _NEIGHBOURS = 4, 12  # new candidates a proposal, beside the tree's
 _ELITE = 6  # points whose neighbourhoods are looked at
-_MOST = 6_000  # candidates of an unlisted space
 
 
 class AutoStrategy(Strategy):
@@ -37,7 +36,7 @@ class AutoStrategy(Strategy):
         self._tree = MctsStrategy(space, seed=seed, model=model, pool=self._pool)
 
     def propose(self, n: int) -> Iterable[Point]:
-        if self._tree is not None and self._pool.is_informed and len(self._pool.points) < _MOST:
+        if self._tree is not None and self._pool.is_informed:
             self._tree.seen = self.seen
             self._tree.grow(n)  # its leaves join the pool
             self._pool.add(self._around(n))

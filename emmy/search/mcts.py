@@ -2,8 +2,9 @@
 
 PUCT over the decision tree: a child's prior is what the belief says of completions below it, its value the best and the
 mean time found there. Nodes are shared by key (transpositions), opened one after another as visits grow (progressive
-widening), and a batch is spread by virtual visits. The belief is a `Pool`: a given model corrected by the trials, or the
-trials alone. Subtrees in which every point was seen are left for good.
+widening); a descent counts as a look at every node it passes, which sends the next one elsewhere. What descents find
+joins a `Pool`, whose belief (a given model corrected by the trials, or the trials alone) picks the points to measure.
+Subtrees in which every point was seen are left for good.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class _Tree:
     children: dict[Value, _Tree] = field(default_factory=dict)
     prior: dict[Value, float] = field(default_factory=dict)  # opened in this order
     guess: dict[Value, float] = field(default_factory=dict)
-    visits: int = 0
-    looks: int = 0
+    visits: int = 0  # measured points below
+    looks: int = 0  # descents that came by
     best: float = math.inf
     total: float = 0.0
     exhausted: bool = False
@@ -80,6 +81,7 @@ class MctsStrategy(Strategy):
 
     def grow(self, n: int) -> None:
         """Descend for n proposals: the completions below the nodes reached join the pool."""
+        self._pool.trim()
         self._pool.add(self.space.sample(self.rng) for _ in range(n * _RANDOM))
         for _ in range(n * _DESCENTS):
             if self._root.exhausted:

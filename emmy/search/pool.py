@@ -24,6 +24,7 @@ _WITH_MODEL = 4  # trials before the process corrects a model
 _ROOM = 448  # observations the process holds ...
 _KEPT = 384  # ... and keeps when it is full: the better half, then the latest
 _MODEL_WEIGHT = 4.0  # trials that b = 1 counts for
+MOST = 6_000  # candidates, where they are gathered one after another
 _LEAST_SPREAD = 1e-3  # log2; identical times
 
 
@@ -78,6 +79,24 @@ class Pool:
     def close(self, rows: Iterable[int]) -> None:
         """These are not to be chosen."""
         self._open[list(rows)] = False
+
+    def trim(self) -> None:
+        """Forget the less promising candidates when there are too many; rows change. What was measured or chosen stays."""
+        if len(self.points) <= MOST or not self.is_informed:
+            return
+        mean, spread = self.predict()
+        gain = log_improvement(mean, spread, self._best(mean))
+        hopeful = np.flatnonzero(self._open)
+        hopeful = hopeful[np.argsort(-gain[hopeful], kind="stable")][: MOST // 2]
+        kept = np.sort(np.concatenate([hopeful, np.flatnonzero(~self._open)]))
+        place = {int(row): i for i, row in enumerate(kept)}
+        self.points = [self.points[row] for row in kept]
+        self._row = {p.key: i for i, p in enumerate(self.points)}
+        self._values = {place[row]: v for row, v in self._values.items()}
+        self._z, self._open = self._z[kept], self._open[kept]
+        if self._model is not None:
+            self._predicted, self._doubt = self._predicted[kept], self._doubt[kept]
+        self._posterior = None
 
     @property
     def is_informed(self) -> bool:

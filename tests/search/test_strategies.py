@@ -12,6 +12,7 @@ import pytest
 
 from emmy.errors import UsageError
 from emmy.search.optuna_strategy import OptunaStrategy
+from emmy.search.pool import Pool
 from emmy.search.registry import STRATEGIES, make_strategy
 from emmy.search.space import Space, Trial
 from emmy.search.strategy import Ranker, Strategy
@@ -45,6 +46,29 @@ class TestAuto(_Registered):
     name, follows_model = "auto", True
 
 
+@pytest.mark.parametrize("name", ["mcts", "auto"])
+def test_the_pool_of_an_unlisted_space_stays_small_and_the_search_still_sees_all_of_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emmy.search.pool.MOST", 30)
+    sizes: list[int] = []
+    choose = Pool.choose
+
+    def watched(pool: Pool, n: int) -> list[int]:
+        sizes.append(len(pool.points))
+        return choose(pool, n)
+
+    monkeypatch.setattr(Pool, "choose", watched)
+    space = ToySpace(sizes=(1, 2, 4, 8), limit=100, listed=False)
+    strategy, trials = make_strategy(name, space), list[Trial]()
+    while points := strategy.ask(2):
+        trials += [space.trial(p) for p in points]
+        strategy.tell(trials[-len(points) :])
+    everything = list(space.points())
+    assert {t.point.key for t in trials} == {p.key for p in everything}
+    assert min(sizes[20:30]) < len(everything) - 5  # candidates were let go
+
+
 def test_every_registered_strategy_is_tested_here() -> None:
     assert {cls.name for cls in _Registered.__subclasses__()} == set(STRATEGIES)
 
@@ -59,6 +83,7 @@ def test_all_but_optuna_work_without_the_libraries_of_the_tune_extra() -> None:
 import sys
 for absent in ("lightgbm", "optuna", "scipy", "sklearn"):
     sys.modules[absent] = None
+from emmy.search.pool import Pool
 from emmy.search.registry import make_strategy
 from emmy.testing.strategy_contract import ToySpace
 space = ToySpace()
