@@ -1,7 +1,8 @@
 """Which stored schedule of an op to use, among everything that was ever measured of it. Measures nothing.
 
 A screening time is one sitting's; a raced one was taken in turns with the stock kernel and the other finalists. So a
-schedule that was raced on this very product and left undisturbed is believed first, whatever a faster screening says.
+schedule that was raced on this very product is believed first, whatever a faster screening says. A disturbed row counts:
+a disturbance makes a kernel slower, never faster, so a disturbed row that wins would win undisturbed.
 """
 
 from __future__ import annotations
@@ -51,14 +52,10 @@ def find_winner(rows: Sequence[Measurement], product: str) -> Winner | None:
     timed = [r for r in rows if r.time_us is not None]
     here = [r for r in timed if r.device.product == product]
     raced = [r for r in here if is_raced(r)]
-    for pool in (_calm(raced), raced, _calm(here), here, _calm(timed), timed):
+    for pool in (raced, here, timed):
         if pool:
             return _best(pool)
     return None
-
-
-def _calm(rows: Sequence[Measurement]) -> list[Measurement]:
-    return [r for r in rows if not r.contended]
 
 
 def by_schedule(rows: Sequence[Measurement]) -> dict[str, float]:
@@ -71,7 +68,9 @@ def by_schedule(rows: Sequence[Measurement]) -> dict[str, float]:
 
 
 def _best(rows: Sequence[Measurement]) -> Winner:
-    times = by_schedule(rows)
+    """The schedule with the least time, taken over its undisturbed rows where it has some."""
+    calm = {r.schedule for r in rows if not r.contended}
+    times = by_schedule([r for r in rows if not r.contended or r.schedule not in calm])
     schedule = min(times, key=lambda s: (times[s], s))
     own = [r for r in rows if r.schedule == schedule]
     return Winner(own[-1], times[schedule], len(own))
