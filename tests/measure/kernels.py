@@ -63,10 +63,10 @@ KERNELS = {
     "wrong_after_a_while": "static int n; right(A, B, C); if (++n > 20) C[3] += 1;",
     "prints": 'right(A, B, C); printf("{\\"v\\":1,\\"id\\":1}\\n"); fflush(stdout); fputs("noise\\n", stderr);',
     "writes_on_every_descriptor": (
-        'right(A, B, C); for (int fd = 3; fd < 64; ++fd) (void)!write(fd, "garbage\\n", 8);'
+        'right(A, B, C); for (int fd = 3; fd < 1024; ++fd) (void)!write(fd, "garbage\\n", 8);'
     ),
-    "answers_half_a_line": 'for (int fd = 3; fd < 64; ++fd) (void)!write(fd, "{\\"v\\":1,", 7); for (;;) {}',
-    "closes_every_descriptor": "right(A, B, C); for (int fd = 3; fd < 64; ++fd) close(fd);",
+    "answers_half_a_line": 'for (int fd = 3; fd < 1024; ++fd) (void)!write(fd, "{\\"v\\":1,", 7); for (;;) {}',
+    "closes_every_descriptor": "right(A, B, C); for (int fd = 3; fd < 1024; ++fd) close(fd);",
     "no_such_syntax": "this is not C;",
 }
 
