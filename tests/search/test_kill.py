@@ -212,7 +212,8 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_nothing(tmp_path: Path) -> None
     os.kill(process.pid, signal.SIGINT)
     began = time.monotonic()
     process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130 and time.monotonic() - began < 25
+    # A signal that meets Python outside its own code ends the process by that signal; a shell reports both as 130.
+    assert process.returncode in (130, -signal.SIGINT) and time.monotonic() - began < 25
     (path,) = open_journals(tmp_path)
     assert read_journal(path).torn_bytes == 0
 
