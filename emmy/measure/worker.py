@@ -169,10 +169,11 @@ class Worker:
             ready.register(self._output, selectors.EVENT_READ)
             while True:
                 left_s = self._deadline_s() - time.monotonic()
+                # A record read in the middle of a write is whole the next time; one that never is was written over.
+                if self._unreadable > MOST_UNREADABLE or (left_s <= 0 and self._unreadable):
+                    return self._fault("runtime", "wrote where the worker notes its progress")
                 if left_s <= 0:
                     return self._hung()
-                if self._unreadable > MOST_UNREADABLE:
-                    return self._fault("runtime", "wrote where the worker notes its progress")
                 events = ready.select(min(left_s, LOOK_S))
                 if not events and self._is_dead():  # a process that a kernel forked may hold the pipe open
                     return self._lost()
