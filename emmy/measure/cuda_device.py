@@ -20,6 +20,7 @@ from emmy.measure.references import References
 from emmy.measure.stock import TorchMatmul
 from emmy.measure.timing import Participant, Timing
 from emmy.measure.torch_answers import TorchAnswers
+from emmy.runtime import launcher
 from emmy.runtime.cuda_driver import Context, CudaError
 from emmy.runtime.launcher import LaunchError, LoadedPlan
 
@@ -37,7 +38,8 @@ class CudaDevice(Device):
     """The first GPU that this process sees. `parent` is the measuring process, which may hold a context of its own."""
 
     def __init__(self, references: References, parent: int) -> None:
-        """Raises NoSuchDevice when there is none."""
+        """Raises NoSuchDevice when there is none, CompileError or BrokenToolchain when the launcher cannot be built."""
+        launcher.build()
         self.clock, self.references = "event", references
         self.context = Context()
         free = self.context.free_bytes()

@@ -193,6 +193,15 @@ except NoSuchDevice as e:
     assert "['h100']" in out
 
 
+def test_a_launcher_that_cannot_be_built_is_no_fault_of_a_candidate(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMMY_CXX", "no-such-compiler")
+    monkeypatch.setenv("EMMY_CACHE", str(tmp_path))
+    with make(tmp_path, gpu=1) as measurer, pytest.raises(NoSuchDevice, match="no-such-compiler"):
+        measurer.measure([RIGHT])
+
+
 def test_a_cpu_is_not_measured_here_and_no_gpu_is_no_device() -> None:
     with pytest.raises(UsageError, match="cpu is no GPU"):
         CudaMeasurer(load_target("cpu"))
