@@ -60,11 +60,17 @@ class KernelFacts:
 
     @property
     def main_loop(self) -> LoopFacts | None:
-        """The innermost loop with the most matrix instructions, else the longest innermost one; None without loops."""
+        """The smallest loop with most of the matrix instructions, else the longest innermost one; None without loops.
+
+        Not simply an innermost loop: one that waits for a copy holds the loop that spins on its mbarrier.
+        """
+        most = max((x.count(*MATRIX) for x in self.loops), default=0)
+        if most:
+            return min((x for x in self.loops if 2 * x.count(*MATRIX) > most), key=lambda x: x.n_instrs)
         inner = [
             a for a in self.loops if not any(b is not a and a.first <= b.first and b.last <= a.last for b in self.loops)
         ]
-        return max(inner, key=lambda x: (x.count(*MATRIX), x.n_instrs), default=None)
+        return max(inner, key=lambda x: x.n_instrs, default=None)
 
 
 MATRIX = ("HMMA", "HGMMA")

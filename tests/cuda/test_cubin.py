@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from emmy.codegen.build import source
 from emmy.codegen.cubin import MATRIX, _branch_bytes, opcodes, read_cubin
 from emmy.codegen.nvrtc import Cubin, compile_cubin
 from emmy.errors import CompileError
+from emmy.ir.ops import parse_op
+from emmy.ir.target import load_target
 from tests.emulator.cases import CASES
 
 COMPILED = [(c.name, arch) for c in CASES.values() for arch in c.archs]
@@ -54,6 +57,23 @@ def test_the_main_loop_is_the_one_that_multiplies() -> None:
     (facts,) = cubin("wgmma_ring", "sm_90a").kernels
     assert facts.main_loop is not None and facts.main_loop.count(*MATRIX) == 4
     assert facts.mix["UTMALDG"] >= 2
+
+
+@pytest.mark.parametrize("transport", ["tma", "cp_async"])
+@pytest.mark.parametrize("pipeline", ["", " k0.C/pipeline()"])
+def test_the_main_loop_may_hold_loops_that_wait_for_copies(transport: str, pipeline: str) -> None:
+    """A step of 64 along k of a warp's 64 x 32: 4 x 4 x 4 instructions; with tma, loops of a few that spin stand among them."""
+    schedule = (
+        "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,64) k0/split(m,warp,64) k0/split(n,warp,32) "
+        f"k0/stage(A,{transport},3) k0/stage(B,{transport},3) k0.C/atom(mma,16,8,16){pipeline}"
+    )
+    text = source(parse_op("matmul:512x4096x3840:f16"), schedule, load_target("h200")).text
+    (facts,) = compile_cubin(text, "sm_90a").kernels
+    loop = facts.main_loop
+    assert loop is not None
+    assert (loop.count("HMMA"), loop.count("LDSM")) == (64, 24)
+    inside = [x for x in facts.loops if x is not loop and loop.first <= x.first and x.last <= loop.last]
+    assert bool(inside) == (transport == "tma") and all(x.count(*MATRIX) == 0 for x in inside)
 
 
 def test_a_kernel_without_a_loop_has_no_main_loop() -> None:
