@@ -24,7 +24,10 @@ def _bugs(case: str, *rows: tuple[str, str, str, str]) -> tuple[Bug, ...]:
 
 
 _SYNC = "    emmy_syncthreads();\n"
-_RELEASE = "    emmy_syncwarp();\n    if (lane == 0) emmy_mbar_arrive(empty + s % 3 * 8);\n"
+_MEET = "    emmy_syncwarp();\n"
+_FENCE = "    emmy_fence_async();\n" + _MEET
+_ARRIVE = "    if (lane == 0) emmy_mbar_arrive(empty + s % 3 * 8);\n"
+_RELEASE = _FENCE + _ARRIVE
 
 BUGS: tuple[Bug, ...] = (
     *_bugs(
@@ -109,7 +112,8 @@ BUGS: tuple[Bug, ...] = (
         ),
         ("coordinates are exchanged", "&a, bar, s * 64, m0", "&a, bar, m0, s * 64", "wrong"),
         ("A is read without its swizzle", "chunk ^ (row & 7)", "chunk ^ 0", "wrong"),
-        ("no proxy fence before a TMA store", "  emmy_fence_async();\n", "", "proxy"),
+        ("readers do not fence before a TMA refill", _FENCE, _MEET, "proxy"),
+        ("no proxy fence before a TMA store", "  emmy_fence_async();\n  emmy_bar", "  emmy_bar", "proxy"),
         ("no barrier before a TMA store", "  emmy_bar_sync(1, 128);\n", "", "race"),
         (
             "a named barrier counts a warp that does not come",
@@ -127,6 +131,40 @@ BUGS: tuple[Bug, ...] = (
             "out = smem + 3 * 12288 + 1024",
             "barrier alignment bounds",
         ),
+    ),
+    Bug(
+        "tma_ring",
+        "one lane fences for its warp's readers",
+        ((_FENCE, _MEET), (_ARRIVE, "    if (lane == 0) emmy_fence_async();\n" + _ARRIVE)),
+        ("proxy",),
+    ),
+    Bug("tma_ring", "readers fence after they let go", ((_FENCE, _MEET), (_ARRIVE, _ARRIVE + _FENCE)), ("proxy",)),
+    Bug(
+        "tma_ring",
+        "the producer fences for its readers",
+        (
+            (_FENCE, _MEET),
+            ("        emmy_mbar_expect_tx(bar", "        emmy_fence_async();\n        emmy_mbar_expect_tx(bar"),
+        ),
+        ("proxy",),
+    ),
+    *_bugs(
+        "wgmma_staged",
+        ("no proxy fence before wgmma", "  emmy_fence_async();\n", "", "proxy"),
+        ("no barrier before wgmma", "  emmy_syncthreads();\n", "", "race"),
+        (
+            "a thread fences before its copies are there",
+            "  emmy_cp_async_wait<0>();\n  emmy_fence_async();\n",
+            "  emmy_fence_async();\n  emmy_cp_async_wait<0>();\n",
+            "proxy",
+        ),
+        (
+            "one thread fences for all writers",
+            "  emmy_fence_async();\n",
+            "  if (t == 0) emmy_fence_async();\n",
+            "proxy",
+        ),
+        ("a descriptor's groups of rows lie closer", "1024, 128)", "1024, 64)", "wrong"),
     ),
     *_bugs(
         "wgmma_ring",

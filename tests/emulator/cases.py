@@ -114,6 +114,8 @@ CASES: dict[str, Case] = {
         Case("wgmma_ring", HOPPER, (1, 1), 384, 3 * 24576 + 16384 + 48,
              _matmul(128, 64, 320, lambda a, b, c: [TensorMap(a, (64, 128), 128), TensorMap(b, (64, 64), 128),
                                                     TensorMap(c, (64, 64), 128), 320], nk=False, out=np.float16), shares=("swizzle",)),
+        Case("wgmma_staged", HOPPER, (1,), 128, 4096 + 1024,
+             _matmul(64, 16, 32, lambda a, b, c: [a, b, c])),
         Case("multicast", SINCE_HOPPER, (2, 1), 160, 3 * 12288 + 48,
              _matmul(64, 64, 320, lambda a, b, c: [TensorMap(a, (64, 32), 128), TensorMap(b, (64, 32), 128), c, 64, 320]),
              cluster=(2, 1, 1), shares=("swizzle", "tile")),

@@ -63,8 +63,25 @@ def test_lanes_of_a_divergent_branch_are_counted_together() -> None:
 def test_the_swizzle_of_a_ring_saves_its_bank_conflicts() -> None:
     case = CASES["ring"]
     swizzled, plain = case.run(), case.run(case.kernel.replace("chunk ^ (row >> 1 & 3)", "chunk"))
-    assert swizzled.matrix_waves == swizzled.matrix_waves_ideal == plain.matrix_waves_ideal
-    assert plain.matrix_waves == 4 * plain.matrix_waves_ideal  # 8 rows of 64 bytes meet in 2 of 8 groups of banks
+    assert swizzled.smem_load_waves == swizzled.smem_load_waves_ideal == plain.smem_load_waves_ideal
+    assert plain.smem_load_waves == 4 * plain.smem_load_waves_ideal  # 8 rows of 64 bytes meet in 2 of 8 groups of banks
+
+
+def test_stmatrix_and_cp_async_write_in_waves_too() -> None:
+    kernel = """EMMY_KERNEL(32, 1) k(const u32* in) {
+  EMMY_SMEM(smem);
+  const int lane = threadIdx.x;
+  u32 r[4] = {0u, 1u, 2u, 3u};
+  emmy_stmatrix_x4(smem + lane * STRIDE, r);
+  emmy_syncwarp();
+  emmy_cp_async_b128(smem + 4096 + lane * STRIDE, in + 4 * lane);
+  emmy_cp_async_commit();
+  emmy_cp_async_wait<0>();
+}"""
+    for stride, waves in ((16, 1), (32, 2), (64, 4), (128, 8), (144, 1)):
+        stats = run(kernel.replace("STRIDE", str(stride)), np.zeros(128, np.uint32), smem_bytes=4096 * 3)
+        assert (stats.smem_store_waves, stats.smem_store_waves_ideal) == (2 * 4 * waves, 2 * 4)
+        assert stats.smem_store_bytes == 2 * 512 and stats.smem_load_bytes == 0
 
 
 def test_work_and_traffic_of_a_matmul_are_exact() -> None:

@@ -13,12 +13,12 @@ class EmuStats:
     the same accesses would take without bank conflicts, or with neighbouring addresses.
     """
 
-    matrix_waves: int  # ldmatrix and stmatrix
-    matrix_waves_ideal: int
-    smem_load_waves: int  # ordinary loads and stores, and the stores of cp.async
+    smem_load_waves: int  # ordinary loads and ldmatrix; wgmma and TMA have engines of their own
     smem_load_waves_ideal: int
-    smem_store_waves: int
+    smem_store_waves: int  # ordinary stores, stmatrix and cp.async
     smem_store_waves_ideal: int
+    smem_load_bytes: int  # by the same; a word that several lanes read counts for each
+    smem_store_bytes: int
     global_load_sectors: int  # ordinary loads and cp.async; TMA moves whole boxes
     global_load_sectors_ideal: int
     global_store_sectors: int
@@ -45,5 +45,5 @@ class EmuStats:
     @property
     def bank_conflict(self) -> float:
         """Waves of shared memory as a multiple of the ideal; 1 without accesses."""
-        ideal = self.matrix_waves_ideal + self.smem_load_waves_ideal + self.smem_store_waves_ideal
-        return (self.matrix_waves + self.smem_load_waves + self.smem_store_waves) / ideal if ideal else 1.0
+        ideal = self.smem_load_waves_ideal + self.smem_store_waves_ideal
+        return (self.smem_load_waves + self.smem_store_waves) / ideal if ideal else 1.0

@@ -29,6 +29,7 @@ EMMY_KERNEL(160, 1) EMMY_CLUSTER(2, 1, 1) multicast(EMMY_TENSORMAP(a), EMMY_TENS
       const u32 slot = smem + s % 3 * 12288;
       emmy_mbar_wait(full + s % 3 * 8, s / 3 & 1);
       multiply(acc, slot, slot + 8192, warp, lane);
+      emmy_fence_async();
       emmy_syncwarp();
       if (lane < 2) emmy_mbar_arrive_cluster(empty + s % 3 * 8, lane);
     }

@@ -33,6 +33,7 @@ EMMY_KERNEL(288, 1) pingpong(EMMY_TENSORMAP(a), EMMY_TENSORMAP(b), float* c, int
       const u32 slot = smem + p % 3 * 12288;
       emmy_mbar_wait(full + p % 3 * 8, p / 3 & 1);
       multiply(acc, slot, slot + 8192, warp, lane);
+      emmy_fence_async();
       emmy_syncwarp();
       if (lane == 0) emmy_mbar_arrive(empty + p % 3 * 8);
     }

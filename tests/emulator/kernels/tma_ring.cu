@@ -28,6 +28,7 @@ EMMY_KERNEL(160, 1) tma_ring(EMMY_TENSORMAP(a), EMMY_TENSORMAP(b), EMMY_TENSORMA
     const u32 slot = smem + s % 3 * 12288;
     emmy_mbar_wait(full + s % 3 * 8, s / 3 & 1);
     multiply(acc, slot, slot + 8192, warp, lane);
+    emmy_fence_async();
     emmy_syncwarp();
     if (lane == 0) emmy_mbar_arrive(empty + s % 3 * 8);
   }

@@ -198,6 +198,7 @@ void fence_async(const Site& site) {
   tick(site);
   Thread& me = *run.now;
   me.clock.proxy = me.clock.all;
+  me.proxy_fences.push_back(me.now());
   ++me.clock.all[me.id];
   ++me.clock_version;
 }

@@ -120,6 +120,11 @@ float global_add(float* to, float value, const char* op, const Site& site) {
 // ---- how well the lanes of a warp go together
 // Lanes run one after another here, so an instruction's 32 accesses are gathered by call site and by how often each lane
 // has passed it.
+static void add_waves(bool store, u64 waves, u64 ideal) {
+  (store ? run.stats.smem_store_waves : run.stats.smem_load_waves) += waves;
+  (store ? run.stats.smem_store_waves_ideal : run.stats.smem_load_waves_ideal) += ideal;
+}
+
 static void account(const SiteGroup& g, int kind) {
   const bool shared = kind < 2;
   // Shared memory serves 128 bytes a wave from 32 banks of 4 bytes; wide accesses go by half or quarter warps.
@@ -137,8 +142,7 @@ static void account(const SiteGroup& g, int kind) {
       waves += worst;
       ideal += (n + 31) / 32;
     }
-    (kind ? run.stats.smem_store_waves : run.stats.smem_load_waves) += waves;
-    (kind ? run.stats.smem_store_waves_ideal : run.stats.smem_load_waves_ideal) += ideal;
+    add_waves(kind, waves, ideal);
   } else {
     u64 sectors[64], bytes = 0;
     u32 n = 0;
@@ -167,7 +171,10 @@ static void count(Thread& t, u64 address, u32 bytes, int kind, const Site& site)
   }
 }
 
-void count_shared(Thread& t, u32 address, u32 bytes, bool store, const Site& site) { count(t, own(address), bytes, store ? 1 : 0, site); }
+void count_shared(Thread& t, u32 address, u32 bytes, bool store, const Site& site) {
+  (store ? run.stats.smem_store_bytes : run.stats.smem_load_bytes) += bytes;
+  count(t, own(address), bytes, store ? 1 : 0, site);
+}
 void count_global(Thread& t, const void* p, u32 bytes, bool store, const Site& site) { count(t, reinterpret_cast<u64>(p), bytes, store ? 3 : 2, site); }
 
 void close_counts(Block& block) {
@@ -177,7 +184,8 @@ void close_counts(Block& block) {
   }
 }
 
-void count_matrix_access(const u32* rows, int n, bool) {
+void count_matrix_access(const u32* rows, int n, bool store) {
+  (store ? run.stats.smem_store_bytes : run.stats.smem_load_bytes) += 16 * u64(n);
   for (int q = 0; q < n; q += 8) {
     u32 load[8] = {}, worst = 0;               // each row covers 4 of the 32 banks
     for (int i = q; i < q + 8; ++i) {
@@ -185,8 +193,7 @@ void count_matrix_access(const u32* rows, int n, bool) {
       for (int j = q; j < i; ++j) twin = twin || rows[j] == rows[i];
       if (!twin) worst = std::max(worst, ++load[rows[i] / 16 % 8]);
     }
-    run.stats.matrix_waves += worst;
-    ++run.stats.matrix_waves_ideal;
+    add_waves(store, worst, 1);
   }
 }
 

@@ -63,6 +63,7 @@ struct Thread {
   bool arrived_cluster = false;
   Clock clock, fenced;                         // fenced: as of the last fence.mbarrier_init, what a relaxed arrival publishes
   u32 clock_version = 0;
+  std::vector<u32> proxy_fences;               // times of its fence.proxy.async, of an earlier one first
   Groups<SmallCopy> copies;
   Groups<BulkStore> stores;
   u32 stores_read = 0, stores_done = 0;        // groups whose source has been read, whose writes have been made
@@ -119,7 +120,7 @@ struct Cluster {
 
 // ---- counters; `emmy/codegen/emulator/stats.py` says what each one counts
 #define EMU_STATS(X) \
-  X(matrix_waves) X(matrix_waves_ideal) X(smem_load_waves) X(smem_load_waves_ideal) X(smem_store_waves) X(smem_store_waves_ideal) \
+  X(smem_load_waves) X(smem_load_waves_ideal) X(smem_store_waves) X(smem_store_waves_ideal) X(smem_load_bytes) X(smem_store_bytes) \
   X(global_load_sectors) X(global_load_sectors_ideal) X(global_store_sectors) X(global_store_sectors_ideal) \
   X(global_load_bytes) X(global_store_bytes) X(cp_async_bytes) X(tma_load_bytes) X(tma_loads) X(tma_store_bytes) X(dsmem_bytes) \
   X(mma) X(wgmma) X(wgmma_macs) X(atomics) X(block_syncs) X(named_syncs) X(mbar_arrivals) X(mbar_waits) X(cluster_syncs) \
