@@ -1,8 +1,10 @@
-"""What this machine offers Emmy and what it lacks, each with the next step. Looks; changes nothing, imports no package."""
+"""What this machine offers Emmy and what it lacks, each with the next step. Looks; changes nothing, imports nothing heavy."""
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from emmy import __version__, config
-from emmy.errors import DataBusy, DataError, DeviceBusy, EmmyError, StaleModel
+from emmy.errors import CompileError, DataBusy, DataError, DeviceBusy, EmmyError, StaleModel
 from emmy.ir.target import Target, load_target
+
+if TYPE_CHECKING:
+    from emmy.runtime.cuda_driver import Gpu
 
 State = Literal["ok", "note", "missing"]
 
@@ -45,7 +50,7 @@ class Check:
 def examine(home: Path) -> tuple[Check, ...]:
     """Every check, what is most needed first."""
     checks: list[Check] = []
-    for look in (_python, _compilers, _processor, _packages, _lock):
+    for look in (_python, _compilers, _processor, _packages, _lock, _gpus):
         checks += look()
     return (*checks, *_folder("home", home), *_folder("cache", config.cache_dir()), *_data(home), *_models(home))
 
@@ -97,13 +102,97 @@ def _packages() -> Iterator[Check]:
 
 
 def _lock() -> Iterator[Check]:
-    from emmy.measure.lock import DeviceLock
+    yield _lock_of("cpu", "device lock", "nobody measures on this processor")
+
+
+def _lock_of(device: str, name: str, free: str) -> Check:
+    from emmy.measure.lock import DeviceLock, LockUnavailable
 
     try:
-        with DeviceLock(config.cache_dir() / "locks", "cpu"):
-            yield Check("device lock", "ok", "nobody measures on this processor")
+        with DeviceLock(config.cache_dir() / "locks", device):
+            return Check(name, "ok", free)
     except DeviceBusy as e:
-        yield Check("device lock", "note", str(e))
+        return Check(name, "note", str(e))
+    except LockUnavailable as e:
+        return Check(name, "missing", str(e), "nothing can be measured until the locks can be written")
+
+
+def _gpus() -> Iterator[Check]:
+    """What measuring on GPUs needs. Without a GPU nothing of it is missing: everything else works."""
+    from emmy.measure import nvml
+    from emmy.measure.cuda import gpu_lock_name
+    from emmy.runtime.cuda_driver import gpus, why_no_gpu
+
+    found = gpus()
+    if found:
+        version = f"{nvml.driver_version() or 'version unknown'}, runs CUDA up to {found[0].cuda}"
+        yield Check("NVIDIA driver", "ok", version)
+    else:
+        step = (
+            "kernels for GPUs can be shown, compiled and emulated here, and rows of other machines be used; "
+            "`emmy tune --gpu cpu` measures on this processor"
+        )
+        yield Check("GPU", "note", f"none to measure on: {why_no_gpu()}", step)
+    yield _nvrtc(found)
+    for gpu in found:
+        yield _gpu(gpu)
+        yield _lock_of(gpu_lock_name(gpu), f"GPU {gpu.index} lock", "nobody measures on it")
+    if found and not _torch_cuda():
+        step = "pip install a torch that is built for CUDA; without it there is no stock kernel to race against"
+        yield Check("torch on the GPU", "note", "no: torch is missing, or built without CUDA", step)
+
+
+def _nvrtc(found: tuple[Gpu, ...]) -> Check:
+    """The compiler; it must be there where a GPU is, and no newer than its driver by a major version."""
+    from emmy.codegen.nvrtc import compiled_archs, nvrtc_version
+
+    try:
+        version = nvrtc_version()
+        shown = f"{version}, compiles for {', '.join(compiled_archs())}"
+    except CompileError as e:
+        return Check("NVRTC", "missing" if found else "note", str(e))
+    if found and int(version.split(".")[0]) > int(found[0].cuda.split(".")[0]):
+        step = f"update the driver to one of CUDA {version}, or install an older cuda-python and nvidia-cuda-nvrtc"
+        return Check("NVRTC", "missing", f"{shown}; the driver runs CUDA up to {found[0].cuda} only", step)
+    return Check("NVRTC", "ok", shown)
+
+
+def _gpu(gpu: Gpu) -> Check:
+    """One GPU: which target it is, how it is set, and who else is there."""
+    from emmy.measure.cuda import target_of
+    from emmy.measure.nvml import Meter
+
+    target, settings = target_of(gpu), Meter(gpu.uuid).settings()
+    facts = [
+        f"{gpu.product}: target {target or '-'}, sm_{gpu.capability[0]}{gpu.capability[1]}, {gpu.n_sms} multiprocessors, "
+        f"{gpu.memory_bytes / 2**30:.1f} GiB"
+    ]
+    steps = []
+    if target is None:
+        steps.append(
+            "no target describes it: add emmy/ir/targets/NAME.toml with this product, like the files beside it"
+        )
+    if settings.compute_mode is not None:
+        facts.append(f"compute mode {settings.compute_mode}")
+        if settings.compute_mode == "prohibited":
+            steps.append(f"nothing may run on it: nvidia-smi -i {gpu.index} -c DEFAULT")
+    if settings.persistence is not None:
+        facts.append(f"persistence {'on' if settings.persistence else 'off'}")
+    if settings.others is not None:
+        facts.append(f"{settings.others or 'no'} other processes at work")
+        if settings.others:
+            steps.append("other processes compute on it: times taken meanwhile are marked as contended")
+    return Check(f"GPU {gpu.index}", "note" if steps else "ok", ", ".join(facts), "; ".join(steps))
+
+
+def _torch_cuda() -> str:
+    """The CUDA that the installed torch is built for, without importing it; "" for none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b.*= '([\d.]+)'", version, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _folder(name: str, folder: Path) -> Iterator[Check]:
@@ -145,7 +234,12 @@ def _data(home: Path) -> Iterator[Check]:
 
 
 def _models(home: Path) -> Iterator[Check]:
-    yield _guarded("model for cpu", lambda: _model(load_target("cpu"), home))
+    from emmy.measure.cuda import target_of
+    from emmy.runtime.cuda_driver import gpus
+
+    for name in dict.fromkeys(("cpu", *filter(None, map(target_of, gpus())))):
+        target = load_target(name)
+        yield _guarded(f"model for {name}", lambda target=target: _model(target, home))  # type: ignore[misc]
 
 
 def _model(target: Target, home: Path) -> Check:
@@ -161,7 +255,8 @@ def _model(target: Target, home: Path) -> Check:
             name,
             "note",
             "none: the search is led by its own trials",
-            "emmy train-costmodel, once 50 different schedules are measured",
+            f"emmy train-costmodel{'' if target.is_cpu else f' --gpu {target.name}'}, "
+            "once 50 different schedules are measured",
         )
     return Check(name, "ok", f"{model.digest}, trained on {model.card.rows} rows at {model.card.time_utc}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def configure(parser: ArgumentParser) -> None:
         return sub
 
     def gpu(sub: ArgumentParser, required: bool = False) -> None:
-        sub.add_argument("--gpu", metavar="NAME", required=required, help="only rows of this target")
+        sub.add_argument("--gpu", type=_target, metavar="NAME", required=required, help="only rows of this target")
 
     gpu(task("stats", _stats, "count rows, and list the best of each op"))
     task("query", _query, "answer SQL over measurement, ok, best and stored").add_argument("sql", help="one statement")
@@ -59,6 +59,19 @@ def run(args: Namespace, screen: Screen) -> int:
 
     done: int = args.task(args, Dataset.of(args.home or config.home()), screen)
     return done
+
+
+def _target(name: str) -> str:
+    """The name when a target has it. A misspelt one would look like a target without rows."""
+    from emmy.errors import NoSuchDevice
+    from emmy.ir.target import load_target, target_names
+
+    if name in target_names():  # also one that this machine is not
+        return name
+    try:
+        return load_target(name).name
+    except NoSuchDevice as e:
+        raise ArgumentTypeError(str(e)) from None
 
 
 def _stats(args: Namespace, dataset: Dataset, screen: Screen) -> int:

@@ -117,6 +117,14 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def compiled_archs() -> tuple[str, ...]:
+    """Emmy's architectures that the installed NVRTC compiles for. Raises CompileError when it is not installed."""
+    nvrtc_version()
+    status, numbers = _nvrtc().nvrtcGetSupportedArchs()
+    _check(status, "nvrtcGetSupportedArchs")
+    return tuple(arch for arch in ARCHS if int(arch.removeprefix("sm_").rstrip("a")) in numbers)
+
+
 _INSTALL = "Install it with `pip install 'emmy[cuda]'`; it needs neither a GPU nor a CUDA toolkit."
 
 

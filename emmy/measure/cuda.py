@@ -59,7 +59,7 @@ class CudaMeasurer(WorkerMeasurer):
         self._builder = RemoteBuilder(target, 0 if build else workers)
         super().__init__(
             device,
-            DeviceLock(cache / "locks", f"gpu-{device.uuid_hash}"),
+            DeviceLock(cache / "locks", gpu_lock_name(gpu)),
             Worker(target.name, 1, cache / "references", {"CUDA_VISIBLE_DEVICES": gpu.uuid}),
             CompilePool(build or self._builder, workers),
             GpuState(),
@@ -105,6 +105,11 @@ def find_gpu(target: Target) -> Gpu:
         )
     names = ", ".join(f"{g.product} ({target_of(g) or 'no target describes it'})" for g in found)
     raise NoSuchDevice(f"{target.name} ({target.product}) is not here; this machine has {names}")
+
+
+def gpu_lock_name(gpu: Gpu) -> str:
+    """The name that a GPU is locked under, whatever is measured on it."""
+    return f"gpu-{gpu_device(gpu, '', '').uuid_hash}"
 
 
 def target_of(gpu: Gpu) -> str | None:

@@ -14,7 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from emmy.errors import DeviceBusy
+from emmy.errors import DeviceBusy, EmmyError
+
+
+class LockUnavailable(EmmyError):
+    """The folder of locks cannot be written. The device may be free, and nobody can be sure of it."""
 
 
 class DeviceLock:
@@ -29,14 +33,20 @@ class DeviceLock:
         return self._fd >= 0
 
     def acquire(self, *, wait: bool = False) -> None:
-        """Takes the lock; with `wait`, when its holder lets go. Raises DeviceBusy naming the holder otherwise."""
+        """Takes the lock; with `wait`, when its holder lets go, otherwise it raises DeviceBusy naming the holder.
+
+        Raises LockUnavailable when the folder cannot be written.
+        """
         assert not self.held
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Not inherited: a worker that outlived us must not keep the device locked.
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as e:
-            raise DeviceBusy(f"{self.path}: cannot open the device's lock: {e.strerror}. Set EMMY_CACHE.") from e
+            raise LockUnavailable(
+                f"{self.path.parent}: the lock {self.path.name} cannot be opened there: {e.strerror}. "
+                "Make the folder writable, or name another cache with EMMY_CACHE."
+            ) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from functools import cache
 
 # nvml.h
@@ -14,6 +15,16 @@ _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0
 _SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80  # hardware, software thermal, hardware thermal, hardware power brake
 _MOST_PROCESSES = 64
+_COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")  # nvmlComputeMode_t
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a GPU is set, and how many processes other than the asking one compute on it; None: not known."""
+
+    compute_mode: str | None
+    persistence: bool | None
+    others: int | None
 
 
 class _Process(ctypes.Structure):
@@ -71,6 +82,16 @@ class Meter:
         note("others", self._others())
         return facts
 
+    def settings(self) -> Settings:
+        """What an administrator sets, and who is there. Unlike `read` for processes that have no work on the GPU."""
+        mode, persistence = self._number("nvmlDeviceGetComputeMode"), self._number("nvmlDeviceGetPersistenceMode")
+        pids = self._pids()
+        return Settings(
+            _COMPUTE_MODES[mode] if mode is not None and mode < len(_COMPUTE_MODES) else None,
+            None if persistence is None else bool(persistence),
+            None if pids is None else len(pids - self._own),
+        )
+
     def _number(self, name: str, *args: int) -> int | None:
         if self._library is None:
             return None
@@ -86,6 +107,11 @@ class Meter:
 
         A container may see the numbers of another namespace, or nobody's: then nothing can be told apart.
         """
+        pids = self._pids()
+        return len(pids - self._own) if pids is not None and pids & self._own else None
+
+    def _pids(self) -> set[int] | None:
+        """The processes that compute on the GPU, by the numbers that this process is shown; None when not told."""
         if self._library is None:
             return None
         count, listed = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
@@ -93,5 +119,4 @@ class Meter:
             status = self._library.nvmlDeviceGetComputeRunningProcesses_v3(self._device, ctypes.byref(count), listed)
         except AttributeError:
             return None
-        pids = {p.pid for p in listed[: count.value]}
-        return len(pids - self._own) if status == 0 and pids & self._own else None
+        return {p.pid for p in listed[: count.value]} if status == 0 else None

@@ -128,6 +128,16 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
 
 
+def why_no_gpu() -> str:
+    """Why `gpus` finds none, in words; "" when it finds some."""
+    try:
+        _do("cuInit", 0)
+        n = _int("cuDeviceGetCount")
+    except (NoSuchDevice, CudaError) as e:
+        return str(e)
+    return "" if n else "the NVIDIA driver shows this process no GPU; CUDA_VISIBLE_DEVICES may hide them"
+
+
 def _gpu(index: int) -> Gpu:
     device = _int("cuDeviceGet", index)
     name, raw = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)

@@ -23,6 +23,12 @@ def test_stats_counts_rows_and_lists_the_best(emmy: Emmy, tuned: Path) -> None:
     assert emmy("data", "stats", "--gpu", "h200").out.strip() == ""
 
 
+@pytest.mark.parametrize("task", ["stats", "doctor", "export --out x"])
+def test_a_target_that_does_not_exist_is_a_usage_error_and_not_an_empty_answer(emmy: Emmy, task: str) -> None:
+    said = emmy("data", *task.split(), "--gpu", "rtx409")
+    assert said.code == 2 and "no target is named 'rtx409'. Did you mean rtx4090?" in said.err
+
+
 def test_query_answers_sql_as_a_table_and_as_objects(emmy: Emmy, tuned: Path) -> None:
     sql = "SELECT status, count(*) AS n FROM measurement GROUP BY status"
     assert emmy("data", "query", sql).out.split() == ["status", "n", "------", "--", "ok", str(N_ROWS)]

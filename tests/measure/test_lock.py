@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from emmy.errors import DeviceBusy
-from emmy.measure.lock import DeviceLock
+from emmy.measure.lock import DeviceLock, LockUnavailable
 
 HOLD = """
 import sys, time
@@ -73,7 +73,8 @@ def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_with_the_next_step(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_no_busy_device(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DeviceBusy, match="EMMY_CACHE"):
-        DeviceLock(tmp_path / "file" / "locks", "cpu").acquire()
+    folder = tmp_path / "file" / "locks"
+    with pytest.raises(LockUnavailable, match=f"^{folder}: the lock cpu.lock cannot be opened.*EMMY_CACHE"):
+        DeviceLock(folder, "cpu").acquire()
