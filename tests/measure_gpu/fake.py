@@ -34,6 +34,7 @@ def libraries(folder: Path) -> Path:
                 str(HERE / source),
                 "-o",
                 str(made),
+                "-lm",
             ]
             subprocess.run(command, check=True)
     return folder

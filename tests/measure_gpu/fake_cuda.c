@@ -1,8 +1,11 @@
 /* A stand-in for NVIDIA's driver on machines without a GPU: device memory is this machine's, time is counted, not taken.
  *
  * A "cubin" is text, a line a kernel: NAME BEHAVIOUR M N K MICROSECONDS. A kernel is given pointers A, B, C and computes
- * C = A @ B in f32, or goes wrong as its behaviour says. A real cubin's kernels do nothing. Every call that a launcher makes is appended to $FAKE_CUDA_LOG.
+ * C = A @ B in f32, or goes wrong as its behaviour says. A real cubin's kernels do nothing, unless $FAKE_CUDA_MATMUL says "M N K":
+ * then k0(A, B, C or partial sums) and k1(C, partial sums) compute C = A @ B in f16, whatever is in them, the faster the more
+ * blocks. Every call that a launcher makes is appended to $FAKE_CUDA_LOG.
  */
+#include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -36,6 +39,36 @@ static void note(const char *format, ...) {
   fclose(f);
 }
 
+static float from_half(uint16_t h) {
+  int exponent = h >> 10 & 31;
+  float x = exponent ? ldexpf(1024 + (h & 1023), exponent - 25) : ldexpf(h & 1023, -24);
+  return h >> 15 ? -x : x;
+}
+
+static uint16_t to_half(float x) {
+  if (x == 0) return 0;
+  int exponent, sign = x < 0 ? 0x8000 : 0;
+  frexpf(x, &exponent);
+  int least = exponent > -13 ? exponent - 11 : -24; /* power of two of the last bit */
+  int steps = (int)nearbyintf(ldexpf(fabsf(x), -least)); /* 2048 steps carry into the exponent, which is right */
+  return sign | (least > -24 ? steps + ((least + 24) << 10) : steps);
+}
+
+static void compute_f16(const Launch *l) {
+  long m = l->f->m, n = l->f->n, k = l->f->k;
+  const uint16_t *a = (const void *)l->a, *b = (const void *)l->b;
+  float *wide = malloc((m * k + k * n) * sizeof *wide);
+  for (long i = 0; i < m * k; ++i) wide[i] = from_half(a[i]);
+  for (long i = 0; i < k * n; ++i) wide[m * k + i] = from_half(b[i]);
+  for (long i = 0; i < m; ++i)
+    for (long j = 0; j < n; ++j) {
+      float sum = 0;
+      for (long x = 0; x < k; ++x) sum += wide[i * k + x] * wide[m * k + x * n + j];
+      ((uint16_t *)l->c)[i * n + j] = to_half(sum);
+    }
+  free(wide);
+}
+
 static void compute(const Launch *l) {
   Function *f = l->f;
   const char *b = f->behaviour;
@@ -45,6 +78,7 @@ static void compute(const Launch *l) {
   if (!strcmp(b, "breaks_the_gpu")) { sticky = ECC; return; }
   if (!strcmp(b, "hang")) { hangs = 1; return; }
   if (!strcmp(b, "nothing")) return;
+  if (!strcmp(b, "f16")) { compute_f16(l); return; }
   for (long i = 0; i < f->m; ++i)
     for (long j = 0; j < f->n; ++j) {
       float sum = 0;
@@ -60,7 +94,11 @@ static void compute(const Launch *l) {
 
 CUresult cuInit(unsigned flags) { return 0; }
 CUresult cuGetExportTable(const void **table, const void *id) { return INVALID; } /* NVRTC asks for one */
-CUresult cuDriverGetVersion(int *v) { *v = 13000; return 0; }
+CUresult cuDriverGetVersion(int *v) {
+  const char *n = getenv("FAKE_CUDA_VERSION");
+  *v = n ? atoi(n) : 13000;
+  return 0;
+}
 CUresult cuGetErrorString(CUresult r, const char **text) {
   *text = r == ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : r == ECC ? "uncorrectable ECC error"
         : r == OUT_OF_RESOURCES ? "too many resources requested for launch" : r == NOT_FOUND ? "named symbol not found" : "some error";
@@ -143,7 +181,9 @@ CUresult cuModuleGetFunction(Function **f, Module *m, const char *name) {
   if (m->is_real) {
     *f = &m->functions[m->count++];
     snprintf((*f)->name, sizeof (*f)->name, "%s", name);
-    strcpy((*f)->behaviour, "nothing");
+    const char *sizes = getenv("FAKE_CUDA_MATMUL");
+    strcpy((*f)->behaviour, sizes ? "f16" : "nothing");
+    if (sizes) sscanf(sizes, "%ld %ld %ld", &(*f)->m, &(*f)->n, &(*f)->k);
     (*f)->us = 10;
     return 0;
   }
@@ -175,7 +215,11 @@ CUresult cuLaunchKernelEx(const Config *c, Function *f, void **parameters, void 
     return 0;
   }
   Launch l = {f};
-  if (strcmp(f->behaviour, "nothing")) l = (Launch){f, *(const float **)parameters[0], *(const float **)parameters[1], *(float **)parameters[2]};
+  static const float *last_a, *last_b; /* of k0, for the k1 that joins its partial sums */
+  if (!strcmp(f->behaviour, "f16")) f->us = 10 + 8.0 / c->gx;
+  if (!strcmp(f->behaviour, "f16") && !strcmp(f->name, "k1")) l = (Launch){f, last_a, last_b, *(float **)parameters[0]};
+  else if (strcmp(f->behaviour, "nothing")) l = (Launch){f, *(const float **)parameters[0], *(const float **)parameters[1], *(float **)parameters[2]};
+  last_a = l.a, last_b = l.b;
   if (is_capturing) {
     captured.launches = realloc(captured.launches, (captured.count + 1) * sizeof l);
     captured.launches[captured.count++] = l;
