@@ -7,32 +7,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
 from emmy import __version__, config
+from emmy.codegen.nvrtc import nvrtc_version
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
+from emmy.costmodel.model import CostModel
 from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.retrain import train_costmodel as retrain
 from emmy.costmodel.samples import prepare
 from emmy.costmodel.train import Progress, TrainedModel, train
-from emmy.errors import DataBusy, DataError, UsageError, WrongAnswer
+from emmy.errors import DataBusy, DataError, NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.levels import LEVELS, Level, LevelName, Subject, describe, example
+from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
 from emmy.measure.factory import measurer_for
 from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.measure.measurer import Measurer
 from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
+from emmy.search.predict import Predicting, prior_model
+from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.registry import check_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import Request, finished_before, load_model, open_run
@@ -91,14 +95,18 @@ def tune(
 ) -> TuneResult | tuple[TuneResult, ...]:
     """The fastest schedule found for an op; for a sequence of ops one result each, those with the most work first.
 
+    Where the GPU is not here nothing is measured: `best` is None, and `predicted` is the schedule that a model and the
+    card's roofline rank first among those that compile without spills and that the emulator finds right.
+
     budget:   of each op: "60s", "300" trials, "patience=80", or several; a run that was interrupted goes on where it ended
-    model:    a model's file, "roofline" for none, or None for the one deployed for the target
+    model:    a model's file, "roofline" for none, or None for the one deployed for the target; for a GPU that is not here
+              and has none, that of the nearest card that has one
     fresh:    begin anew: neither resume nor use what earlier runs measured of the op
     wait:     queue behind whoever measures on the device, instead of raising DeviceBusy
     measurer: who measures, instead of the device that `gpu` names; it stays open
     stop:     set `stop.asked` from elsewhere to end after the measurement in flight
 
-    Raises UsageError, NoSuchDevice, DeviceBusy or StaleModel.
+    Raises UsageError, NoSuchDevice (of a CPU, or an unknown name), DeviceBusy or StaleModel.
     """
     alone = isinstance(op, Op | str)
     ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
@@ -109,7 +117,15 @@ def tune(
     by_work = sorted(ops, key=lambda o: -o.work().flops)
     requests = [Request(o, target, strategy, seed, limits, threads, fresh) for o in by_work]
     results: list[TuneResult] = []
-    with device(target, threads, wait=wait, measurer=measurer) as here:
+    with ExitStack() as held:
+        try:
+            here = held.enter_context(device(target, threads, wait=wait, measurer=measurer))
+        except NoSuchDevice as absent:
+            if target.is_cpu:
+                raise
+            on_event(Note(f"{absent} What follows is predicted, not measured."))
+            found = _predicted(requests, leader, model, home, on_event, stop)
+            return found[0] if alone else found
         done = finished_before(requests, here, home, __version__, leader)
         for request in requests:
             if request.op.key in done:
@@ -123,6 +139,26 @@ def tune(
                 break
             done = (*done, request.op.key)
     return results[0] if alone else tuple(results)
+
+
+def _predicted(
+    requests: Sequence[Request],
+    leader: CostModel | None,
+    choice: str | None,
+    home: Path,
+    on_event: Listener,
+    stop: Stop,
+) -> tuple[TuneResult, ...]:
+    """A result for each request, up to an interruption, without the device."""
+    nvrtc_version()  # raises CompileError, with what to install, before anything is searched
+    if leader is None and choice is None and requests:
+        leader = prior_model(requests[0].target, home, on_event)
+    results = []
+    for request in requests:
+        results.append(Predicting(request, leader, home, __version__, on_event, stop).go())
+        if stop.asked:
+            break
+    return tuple(results)
 
 
 def _ingest(home: Path, on_event: Listener) -> None:
@@ -153,17 +189,27 @@ def winner(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | Non
     return find_winner(measured_rows(home or config.home(), as_op(op).key, target, threads), target.product)
 
 
+def prediction(op: Op | str, *, gpu: str, home: Path | None = None) -> Prediction | None:
+    """The schedule that `tune` predicted to be the best on a card that was not there; None without one that holds still."""
+    return find_prediction(home or config.home(), as_op(op), load_target(gpu))
+
+
 def subject(
     op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
 ) -> Subject:
-    """The op under `schedule`: by default the stored winner's, else the one that a search measures first."""
+    """The op under `schedule`: by default the stored winner's, else the predicted one, else what a search measures first."""
     op, target = as_op(op), load_target(gpu)
+    origin: Origin = "given"
     note = "as given"
     if schedule is None:
-        best = winner(op, gpu=gpu, threads=threads, home=home)
-        note = "the stored winner" if best else "the default: nothing is stored for this op and target"
-        schedule = best.schedule if best else ScheduleSpace(op, target, threads).default().key
-    return Subject(op.key, op.program(), schedule, target, op, note, threads)
+        if (best := winner(op, gpu=gpu, threads=threads, home=home)) is not None:
+            schedule, origin, note = best.schedule, "measured", "the stored winner"
+        elif (pick := prediction(op, gpu=gpu, home=home)) is not None:
+            schedule, origin, note = pick.schedule, "predicted", str(pick)
+        else:
+            schedule, origin = ScheduleSpace(op, target, threads).default().key, "default"
+            note = "the default: nothing is stored for this op and target"
+    return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
 
 
 def show(
@@ -185,7 +231,7 @@ def explain(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | No
     """Why the stored winner is as it is: what binds it, what each move brings, what was refused, what the model says."""
     op, home, target = as_op(op), home or config.home(), load_target(gpu)
     rows = measured_rows(home, op.key, target, threads)
-    return explain_op(op, target, threads, rows, load_model(None, target, home))
+    return explain_op(op, target, threads, rows, load_model(None, target, home), find_prediction(home, op, target))
 
 
 def diagnose_data(dataset: Dataset, gpu: str | None = None) -> Diagnosis:
@@ -220,11 +266,15 @@ def evaluate_costmodel(
 # ---------------------------------------------------------------- measure again
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """`row` is the new measurement; `stored_us` the time on record, None for a schedule that has none."""
+    """`row` is the new measurement; `stored_us` the time on record, None for a schedule that has none.
+
+    predicted: what was claimed of the schedule before the card was there, where it comes from that
+    """
 
     row: Measurement
     stored_us: float | None
     roof_us: float
+    predicted: Prediction | None = None
 
 
 def bench(
@@ -238,20 +288,26 @@ def bench(
     home: Path | None = None,
     measurer: Measurer | None = None,
 ) -> BenchResult:
-    """The stored winner (or `schedule`) measured again, in turns with the stock kernel.
+    """The stored winner (or `schedule`, or what was predicted) measured again, in turns with the stock kernel.
 
-    Raises UsageError when nothing is stored and no schedule given, WrongAnswer when the kernel's answer is wrong.
+    Raises UsageError when nothing is stored and no schedule given, NoSuchDevice where there is nothing to measure on,
+    WrongAnswer when the kernel's answer is wrong.
     """
     op, home, target = as_op(op), home or config.home(), load_target(gpu)
     rows = measured_rows(home, op.key, target, threads)
+    pick = None
     if schedule is None:
         best = find_winner(rows, target.product)
-        if best is None:
+        pick = None if best else find_prediction(home, op, target)
+        if best is None and pick is None:
+            if not target.is_cpu:
+                with device(target, threads, wait=wait, measurer=measurer):
+                    pass  # that the card is not here is the first thing to say
             raise UsageError(
                 f"nothing is stored of {op} on {gpu} with {threads} threads. Tune it: `emmy tune {op} --threads {threads}`, "
                 "or name a schedule: --schedule '...'"
             )
-        schedule = best.schedule
+        schedule = best.schedule if best else pick.schedule if pick else ""
     replay(op.program(), schedule, target)  # refused before the device is taken
     with (
         device(target, threads, wait=wait, measurer=measurer) as here,
@@ -260,7 +316,7 @@ def bench(
         row = keep(here.race([Candidate(op.key, schedule)], rounds)[0])
     if row.status == "correctness":
         raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
-    return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads))
+    return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads), pick)
 
 
 @dataclass(frozen=True, slots=True)

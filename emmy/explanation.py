@@ -26,6 +26,7 @@ from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.measure.measurer import Speedup
 from emmy.records import Measurement
+from emmy.search.predictions import Prediction
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.tuner import speedup_of
 from emmy.winner import by_schedule, find_winner
@@ -76,7 +77,10 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`time_us` is None when nothing is stored; `schedule` is then the default. Roofline for `threads` of the target."""
+    """`time_us` is None when nothing is stored; `schedule` is then the predicted one, without one the default.
+
+    Roofline for `threads` of the target.
+    """
 
     op: str
     target: str
@@ -91,6 +95,7 @@ class Explanation:
     moves: tuple[MoveReport, ...]
     refusals: tuple[Refusal, ...]
     model: ModelView | None
+    predicted: Prediction | None = None  # what `schedule` rests on where nothing is measured
 
     @property
     def roof_share(self) -> float | None:
@@ -98,11 +103,19 @@ class Explanation:
         return None if self.time_us is None else self.roof.time_us / self.time_us
 
 
-def explain(op: Op, target: Target, threads: int, rows: Sequence[Measurement], model: CostModel | None) -> Explanation:
+def explain(
+    op: Op,
+    target: Target,
+    threads: int,
+    rows: Sequence[Measurement],
+    model: CostModel | None,
+    predicted: Prediction | None = None,
+) -> Explanation:
     """The explanation of the best schedule in `rows`, which are all those of the op, target and thread count."""
     best = find_winner(rows, target.product)
     default = ScheduleSpace(op, target, threads).default().key
-    schedule = best.schedule if best else default
+    predicted = None if best else predicted
+    schedule = best.schedule if best else predicted.schedule if predicted else default
     times = by_schedule([r for r in rows if r.device.product == target.product] or rows)
     moves = parse_schedule(schedule)
     judge = _Judge(op, target, threads, model)
@@ -121,6 +134,7 @@ def explain(op: Op, target: Target, threads: int, rows: Sequence[Measurement], m
         moves=tuple(_report(i, moves, neighbours, times, judge) for i in range(len(moves))),
         refusals=(*_refused_neighbours(moves, neighbours), *_refused_moves(op, target, moves)),
         model=judge.view(schedule, tuple(times)) if best else None,
+        predicted=predicted,
     )
 
 

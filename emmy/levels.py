@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from emmy.hostcc import Library
 
 LevelName = Literal["op", "loop", "tile", "steps", "kernel", "source", "static", "asm"]
+Origin = Literal["measured", "predicted", "default", "given"]  # of a schedule
 LEVELS: tuple[LevelName, ...] = get_args(LevelName)
 
 HEADINGS: dict[LevelName, str] = {
@@ -85,6 +86,7 @@ class Subject:
     op: Op | None = None
     note: str = ""  # where the schedule comes from
     threads: int = 0  # of a CPU, that its roofline is for; 0: all cores
+    origin: Origin = "given"
 
     @property
     def plan(self) -> Plan:

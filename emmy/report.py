@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from emmy.records import Measurement
-    from emmy.search.events import Event, Measured, Started
+    from emmy.search.events import Event, Measured, Scored, Started
 
 JSON_VERSION = 1
 SPEAK_EVERY_S = 10.0  # how often long work says how far it is where there is no terminal to draw on
@@ -291,13 +291,15 @@ class TuneProgress:
         self._bar.say(text)
 
     def __call__(self, event: Event) -> None:
-        from emmy.search.events import Finished, Measured, Note, Racing, Started
+        from emmy.search.events import Finished, Measured, Note, Racing, Scored, Started
 
         match event:
             case Started():
                 self._start(event)
             case Measured():
                 self._measured(event)
+            case Scored():
+                self._counted(event, event.schedule, "best predicted")
             case Racing(op, n):
                 self.say(f"{op}: racing {n} finalists and the stock kernel, in turns")
             case Note(text):
@@ -314,13 +316,15 @@ class TuneProgress:
         self.say(f"{e.op} on {e.target}: {', '.join(about)}")
 
     def _measured(self, e: Measured) -> None:
-        if e.n <= self._first:  # the journal's; told again, not measured again
-            return
+        if e.n > self._first:  # the others are the journal's; told again, not measured again
+            self._counted(e, e.row.schedule, "best")
+
+    def _counted(self, e: Measured | Scored, schedule: str, best_is: str) -> None:
         if self._began_s < 0:
             self._began_s = e.elapsed_s
         rate = (e.n - self._first) / max(e.elapsed_s - self._began_s, 1e-3) if e.n > self._first + 1 else 0.0
         eta = "" if e.eta_s is None else f", {e.eta_s:.0f} s left"
-        best = f"best {number(e.best_us)} us" if e.best_us else "nothing right yet"
+        best = f"{best_is} {number(e.best_us)} us" if e.best_us else "nothing right yet"
         note = f"{counted(e.n, 'trial')}, {rate:.1f}/s{eta}, {best}"
         seconds, trials = self._budget.seconds, self._budget.trials
         done, of = (e.elapsed_s, seconds) if seconds else (float(e.n), float(trials or e.n + 1))
@@ -328,4 +332,4 @@ class TuneProgress:
             self._bar(self._op, done, of, note)
         elif e.is_best or e.elapsed_s - self._spoke_s >= SPEAK_EVERY_S:
             self._spoke_s = e.elapsed_s
-            self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {e.row.schedule}" if e.is_best else ""))
+            self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {schedule}" if e.is_best else ""))

@@ -38,11 +38,15 @@ def run(args: Namespace, screen: Screen) -> int:
         except EmmyError as e:  # the other ops are still worth measuring
             code = max(code, screen.fail(e))
             continue
-        done.append({**race_record(b.row, b.roof_us), "stored_us": b.stored_us})
+        predicted_us = b.predicted.predicted_us if b.predicted else None
+        if b.predicted:
+            screen.say(f"note: {op}: the schedule is a prediction's: {b.predicted}")
+        done.append({**race_record(b.row, b.roof_us), "stored_us": b.stored_us, "predicted_us": predicted_us})
         if b.row.status != "ok":
             screen.say(f"{b.row.status}: {b.row.message}")
             code = max(code, 1)
-    show_races(screen, "bench", done, {"stored_us": "stored us"})
+    predicted = {"predicted_us": "predicted us"} if any(d["predicted_us"] for d in done) else {}
+    show_races(screen, "bench", done, {"stored_us": "stored us"} | predicted)
     return code
 
 

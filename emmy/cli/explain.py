@@ -35,7 +35,9 @@ def run(args: Namespace, screen: Screen) -> int:
 def _lines(e: Explanation) -> list[str]:
     counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
     out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {e.schedule}"]
-    if e.time_us is None:
+    if e.predicted:
+        out += [f"  predicted {e.predicted}{f' ({counts})' if counts else ''}", f"            {e.predicted.basis}"]
+    elif e.time_us is None:
         out.append(
             f"  nothing right is measured yet{f' ({counts})' if counts else ''}: this is the default. Tune it: emmy tune {e.op}"
         )

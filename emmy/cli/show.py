@@ -19,7 +19,7 @@ def configure(parser: ArgumentParser) -> None:
         "op", help="an op, plan:NAME (pingpong, attention, norm_linear, splitk, cpu_packed, all), or @SET"
     )
     parser.add_argument(
-        "schedule", nargs="?", help="moves in one quoted word (default: the stored winner, else the default)"
+        "schedule", nargs="?", help="moves in one quoted word (default: the stored winner, else the predicted one)"
     )
     add_gpu(parser)
     add_threads(parser)
@@ -52,6 +52,8 @@ def run(args: Namespace, screen: Screen) -> int:
         subjects = (api.subject(args.op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home),)
     for s in subjects:
         shown = levels.describe(s, wanted)
+        if s.origin == "predicted":  # said even where stdout holds a text and nothing else
+            screen.say(f"note: {s.title} on {s.target.name}: {s.note}")
         if args.dump:
             _dump(args.dump / s.title.removeprefix("plan:") if len(subjects) > 1 else args.dump, shown, screen)
         else:
@@ -63,6 +65,8 @@ def run(args: Namespace, screen: Screen) -> int:
                     "subject": s.title,
                     "target": s.target.name,
                     "schedule": s.schedule,
+                    "origin": s.origin,
+                    "note": s.note,
                     "level": level.name,
                     "text": level.text,
                     "missing": level.missing,
@@ -113,6 +117,7 @@ VERB = Verb(
         "show matmul:64x64x64:f32 'k0/split(k,serial,32) k0.C/atom(fma,4,16,1,8)' --ir tile,kernel",
         "show plan:pingpong",
         "show matmul:512x1024x3840:f16 --gpu h200 --dump levels/",
+        "show matmul:512x4096x3840:f16 --gpu rtx5090 --ir source",
         "show @gemma4-12b",
     ),
     configure,

@@ -1,18 +1,20 @@
-"""`emmy tune`: search for the fastest kernels of some ops on a device."""
+"""`emmy tune`: search for the fastest kernels of some ops on a device, or predict them for one that is not here."""
 
 from __future__ import annotations
 
 import signal
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads
-from emmy.report import Screen, TuneProgress, number, race_record, show_races
+from emmy.report import Screen, TuneProgress, counted, number, percent, race_record, record_of, show_races
 
 if TYPE_CHECKING:
+    from emmy.search.predictions import Prediction
     from emmy.search.tuner import Stop, TuneResult
 
 INTERRUPTED = 130
@@ -66,11 +68,11 @@ def run(args: Namespace, screen: Screen) -> int:
         )
     _render(results, args, screen)
     if stop.asked:
-        screen.say(
-            "interrupted: everything that was measured is kept; what was not finished goes on by the same command"
-        )
+        kept = "everything that was measured is kept; what was not finished goes on by the same command"
+        predicted = any(r.predicted for r in results)
+        screen.say(f"interrupted: {'the best prediction so far is kept' if predicted else kept}")
         return INTERRUPTED
-    return int(any(r.best is None for r in results))
+    return int(any(r.best is None and r.predicted is None for r in results))
 
 
 @contextmanager
@@ -95,6 +97,9 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
 
     done = []
     for r in results:
+        if r.predicted is not None or r.rejected:
+            _render_predicted(r, args, screen)
+            continue
         counts = ", ".join(f"{n} {status}" for status, n in r.counts.items())
         if r.best is None:
             screen.show(f"{r.op}: no right answer in {r.trials} trials ({counts})")
@@ -120,14 +125,59 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
     show_races(screen, "tune", done, {"trials": "trials", "seconds": "s"})
 
 
+def _render_predicted(r: TuneResult, args: Namespace, screen: Screen) -> None:
+    """What is claimed of a card that is not here; each line says that it is predicted."""
+    rejected = Counter(x.by for x in r.rejected)
+    turned_down = (
+        ", ".join(f"{counted(n, 'schedule')} rejected by the {by}" for by, n in rejected.items()) or "none rejected"
+    )
+    p = r.predicted
+    if p is None:
+        screen.show(f"{r.op}: nothing to predict for {r.target}: {r.trials} schedules scored, {turned_down}")
+        record = {
+            "op": r.op,
+            "target": r.target,
+            "verdict": "nothing passed",
+            "trials": r.trials,
+            "rejected": r.rejected,
+        }
+        screen.record("tune", record)
+        return
+    home = f" --home {args.home}" if args.home else ""
+    inspect = f"emmy show {r.op} --gpu {r.target} --ir source{home}"
+    model = f"model {p.model} of {p.model_target}" if p.model else "no model"
+    mark = "calibrated" if p.calibrated else "uncalibrated"
+    screen.show(
+        f"{r.op} on {r.target}: predicted, not measured ({counted(r.trials, 'schedule')} scored in {r.elapsed_s:.0f} s, {turned_down})\n"
+        f"  predicted  {number(p.predicted_us)} us, {percent(p.confidence)} interval {number(p.low_us)}..{number(p.high_us)} us, {mark}\n"
+        f"  from       {model} x roofline; interval: {p.basis}\n"
+        f"  roofline   {number(p.roof_us)} us, {percent(p.roof_us / p.predicted_us)} of it predicted to be reached\n"
+        f"  compiled   {_binary(p)}\n"
+        f"  emulator   right on {p.checked}\n"
+        f"  schedule   {p.schedule}\n"
+        f"  inspect    {inspect}\n"
+    )
+    about = {"trials": r.trials, "seconds": r.elapsed_s, "why": r.why, "rejected": r.rejected, "inspect": inspect}
+    screen.record("tune", {"verdict": "predicted", **record_of(p), **about})
+
+
+def _binary(p: Prediction) -> str:
+    facts = ("registers", "spill_bytes", "smem_bytes", "threads")
+    from emmy.ir.target import load_target
+
+    arch = load_target(p.target).arch
+    return f"for {arch}: " + ", ".join(f"{p.static[f]:.0f} {f.replace('_', ' ')}" for f in facts if f in p.static)
+
+
 VERB = Verb(
     "tune",
-    "search for the fastest kernels of some ops",
+    "search for the fastest kernels, or predict them",
     (
         "tune matmul:512x1024x3840:f32",
         "tune matmul:512x1024x3840:f32 --threads 2 --budget 5m --strategy mcts",
         "tune matmul:512x1024x3840:f32 --budget 300,patience=80 --json",
         "tune @projections --budget 2m",
+        "tune matmul:512x4096x3840:f16 --gpu rtx4090",
     ),
     configure,
     run,

@@ -40,6 +40,8 @@ FOLDS = 5
 EXAM_FROM = 16  # workloads
 EXAM_SHARE = 8
 MIN_SAMPLES = 50
+PICKS = 10  # of a problem
+MIN_JUDGED = 5  # held-out problems that quantiles of errors need
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,14 @@ def train(
     folds = list(_folds(samples))
     problems: list[ProblemScore] = []
     errors: list[Floats] = []
+    picked: list[Floats] = []
     for i, (known, unseen) in enumerate(folds):
         on_progress("folds judged", i, len(folds))
         donors, held = samples.take(known), samples.take(unseen)
         model = ensemble(donors, seeds)
         problems += _scores(donors, held, model)
         errors.append(_ratio_errors(held, model))
+        picked += _pick_errors(held, model)
     on_progress("folds judged", len(folds), len(folds))
     study = samples.take(np.flatnonzero(~is_exam(samples)))
     texts = fit(study, seeds)
@@ -102,6 +106,7 @@ def train(
         scores=scores,
         emmy_version=__version__,
         time_utc=now_utc(),
+        pick_error_log2=_quantiles(picked),
     )
     model_ = CostModel(card, "".join(text for _, _, text in texts), f"the new model of {target}")
     return TrainedModel(model_, scores, tuple(problems))
@@ -194,6 +199,22 @@ def _ratio_errors(held: Samples, model: Ensemble) -> Floats:
     for p in np.unique(held.problem):
         error[held.problem == p] -= error[held.problem == p].mean()
     return np.asarray(error)
+
+
+def _pick_errors(held: Samples, model: Ensemble) -> Iterator[Floats]:
+    """log2(time / predicted) of the ten best predicted on each unseen problem: as a pick is chosen, so is it judged."""
+    for _, here in _problems(held):
+        predicted = model.predict(here.x)[0]
+        best = np.argsort(predicted, kind="stable")[:PICKS]
+        yield np.log2(here.time_us[best]) - predicted[best]
+
+
+def _quantiles(errors: Sequence[Floats]) -> tuple[float, float, float] | None:
+    """10 %, 50 % and 90 %; None while there are too few problems to tell."""
+    if len(errors) < MIN_JUDGED:
+        return None
+    low, middle, high = np.quantile(np.concatenate(errors), (0.1, 0.5, 0.9))
+    return float(low), float(middle), float(high)
 
 
 def _exam_scores(exam: Samples, model: Ensemble) -> list[float]:

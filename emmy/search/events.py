@@ -36,6 +36,18 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """One more schedule was given a time by a model, on a card that is not here. `best_us` after it is predicted too."""
+
+    schedule: str
+    n: int
+    best_us: float
+    is_best: bool
+    elapsed_s: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Racing:
     """The finalists are measured again, interleaved with the stock kernel."""
 
@@ -60,7 +72,7 @@ class Finished:
     elapsed_s: float
 
 
-Event = Started | Measured | Racing | Note | Finished
+Event = Started | Measured | Scored | Racing | Note | Finished
 Listener = Callable[[Event], None]
 
 

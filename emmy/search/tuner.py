@@ -22,6 +22,7 @@ from emmy.measure.measurer import Measurer, Speedup
 from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget
 from emmy.search.events import Finished, Listener, Measured, Note, Racing, Started, ignore
+from emmy.search.predictions import Prediction, Rejection
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Point, Trial
 from emmy.search.strategy import Strategy
@@ -79,7 +80,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """The outcome for one op. Rows are under the final protocol when the race was held (`raced`)."""
+    """The outcome for one op. Rows are under the final protocol when the race was held (`raced`).
+
+    On a card that is not here nothing is measured: `best` is None, `predicted` the pick, and `rejected` says of schedules
+    that were predicted to be faster why they are not the pick.
+    """
 
     op: str
     target: str
@@ -93,6 +98,8 @@ class TuneResult:
     run_id: str
     raced: bool
     resumed: int = 0
+    predicted: Prediction | None = None
+    rejected: tuple[Rejection, ...] = ()
 
     @property
     def speedup(self) -> Speedup | None:

@@ -86,6 +86,8 @@ def test_a_text_that_is_not_its_cards_is_refused(saved: Path, other: CostModel) 
         (lambda raw: {**raw, "members": [{**raw["members"][0], "role": "shell"}]}, "mistyped"),
         (lambda raw: {**raw, "offset": "nothing"}, "is not one of its features"),
         (lambda raw: {**raw, "rows": None}, "mistyped"),
+        (lambda raw: {**raw, "pick_error_log2": [0.5, 0.0, 1.0]}, "do not ascend"),
+        (lambda raw: {**raw, "pick_error_log2": [0.5]}, "not three numbers"),
         (lambda raw: {k: v for k, v in raw.items() if k != "scores"}, "not a model card"),
     ],
 )
@@ -94,6 +96,14 @@ def test_a_malformed_card_is_refused(saved: Path, change: Callable[[dict], dict]
     card.write_text(json.dumps(change(json.loads(card.read_text()))))
     with pytest.raises(DataError, match=expected):
         CostModel.load(saved)
+
+
+def test_a_card_from_before_errors_of_picks_were_taken_is_as_good(saved: Path) -> None:
+    card = saved.with_suffix(".json")
+    raw = json.loads(card.read_text())
+    assert raw.pop("pick_error_log2") is not None
+    card.write_text(json.dumps(raw))
+    assert CostModel.load(saved).card.pick_error_log2 is None
 
 
 def test_a_card_that_names_a_key_twice_is_refused(saved: Path) -> None:

@@ -53,6 +53,12 @@ def test_a_model_of_shuffled_times_is_no_better_than_random_and_is_not_deployed(
     assert not verdict.deploy and "at random" in verdict.why
 
 
+def test_the_card_holds_how_far_off_the_best_predicted_were_on_unseen_problems(trained: TrainedModel) -> None:
+    found = trained.model.card.pick_error_log2
+    assert found is not None and found[0] <= found[1] <= found[2]
+    assert found[0] > -0.5 and found[2] < 0.5
+
+
 def test_predictions_are_times_in_microseconds_on_a_log2_scale(trained: TrainedModel, samples: Samples) -> None:
     log2_us, spread = trained.model.predict(samples.x)
     error = log2_us - np.log2(samples.time_us)

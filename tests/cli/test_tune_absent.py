@@ -1,0 +1,117 @@
+"""`emmy tune` for a card that is not here, and what the other verbs say of the schedule afterwards."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from emmy import api, config
+from emmy.codegen.build import SourceUnit
+from emmy.codegen.gpu_build import GpuLibrary
+from emmy.costmodel.dataset import Dataset
+from emmy.errors import CompileError
+from emmy.ir.target import Target, load_target
+from emmy.search.predict import Predicting
+from emmy.search.predictions import find_prediction
+from tests.cli.conftest import Emmy, FakeDevice
+
+OP = "matmul:64x64x64:f16"
+ARGUMENTS = ("tune", OP, "--gpu", "rtx4090", "--budget", "4", "--strategy", "random")
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+
+@pytest.fixture
+def predicted(emmy: Emmy) -> Path:
+    """A home with a pick for OP on the RTX 4090."""
+    assert emmy(*ARGUMENTS).code == 0
+    return config.home()
+
+
+def test_a_card_that_is_not_here_gets_a_prediction_with_interval_roofline_and_what_was_checked(emmy: Emmy) -> None:
+    said = emmy(*ARGUMENTS)
+    assert said.code == 0, said.err
+    for word in ("predicted, not measured", "80 % interval", "uncalibrated", "no model x roofline", "roofline  ",
+                 "for sm_89", "0 spill bytes", f"right on {OP}", "stage(A,cp_async,"):  # fmt: skip
+        assert word in said.out, word
+    assert "rtx4090 is not here" in said.err and "predicted, not measured" in said.err and "best predicted" in said.err
+
+
+def test_json_says_predicted_with_every_number(emmy: Emmy) -> None:
+    (record,) = emmy(*ARGUMENTS, "--json").of("tune")
+    assert (record["verdict"], record["calibrated"], record["checked"]) == ("predicted", False, OP)
+    low, us, high, roof = (float(str(record[k])) for k in ("low_us", "predicted_us", "high_us", "roof_us"))
+    assert 0 < roof <= low < us < high and record["confidence"] == 0.8 and record["trials"] == 4
+    assert "time_us" not in record and "best" not in record
+
+
+def test_a_prediction_is_no_row(emmy: Emmy, predicted: Path) -> None:
+    dataset = Dataset.of(predicted)
+    dataset.ingest()
+    assert not dataset.rows(target="rtx4090")
+    assert not list(predicted.glob("journal/**/*.jsonl")) and emmy("data", "stats").out.strip() == ""
+
+
+def test_show_takes_the_pick_and_says_on_stderr_that_it_is_predicted(emmy: Emmy, predicted: Path) -> None:
+    pick = api.prediction(OP, gpu="rtx4090")
+    assert pick is not None
+    text = emmy("show", OP, "--gpu", "rtx4090", "--ir", "source")
+    assert "cp_async" in text.out and "predicted" not in text.out
+    assert "predicted" in text.err and "never measured" in text.err and "uncalibrated" in text.err
+    (level,) = emmy("show", OP, "--gpu", "rtx4090", "--ir", "tile", "--json").of("level")
+    assert (level["origin"], level["schedule"]) == ("predicted", pick.schedule)
+    assert emmy("show", OP, "--gpu", "rtx5090", "--ir", "tile", "--json").of("level")[0]["origin"] == "default"
+
+
+def test_explain_says_that_the_schedule_is_predicted(emmy: Emmy, predicted: Path) -> None:
+    said = emmy("explain", OP, "--gpu", "rtx4090")
+    assert said.code == 0 and "predicted" in said.out and "never measured" in said.out
+    (record,) = emmy("explain", OP, "--gpu", "rtx4090", "--json").of("explanation")
+    assert record["time_us"] is None and isinstance(record["predicted"], dict)
+
+
+def test_nothing_can_be_timed_on_a_card_that_is_not_here(emmy: Emmy, predicted: Path) -> None:
+    for op in (OP, "matmul:64x64x128:f16"):
+        said = emmy("bench", op, "--gpu", "rtx4090")
+        assert said.code == 3 and "rtx4090 is not here" in said.err and said.out == ""
+
+
+def test_a_card_that_is_here_measures_the_pick_and_compares(
+    emmy: Emmy, predicted: Path, fake_device: FakeDevice
+) -> None:
+    pick = api.prediction(OP, gpu="rtx4090")
+    fake_device()
+    said = emmy("bench", OP, "--gpu", "rtx4090", "--json")
+    (record,) = said.of("bench")
+    assert said.code == 0 and pick is not None and record["schedule"] == pick.schedule
+    assert record["predicted_us"] == pick.predicted_us and "prediction" in said.err
+
+
+def test_a_measured_winner_takes_the_place_of_a_prediction(
+    emmy: Emmy, predicted: Path, fake_device: FakeDevice
+) -> None:
+    fake_device()
+    assert emmy(*ARGUMENTS).code == 0
+    (level,) = emmy("show", OP, "--gpu", "rtx4090", "--ir", "tile", "--json").of("level")
+    assert level["origin"] == "measured"
+    assert find_prediction(predicted, api.as_op(OP), load_target("rtx4090")) is not None, "kept, and of no account"
+    assert "predicted  " not in emmy("explain", OP, "--gpu", "rtx4090").out
+
+
+def test_where_everything_spills_the_command_fails_and_says_so(emmy: Emmy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spills(unit: SourceUnit, target: Target) -> GpuLibrary:
+        raise CompileError("ptxas: spills 8 bytes a thread at 255 registers")
+
+    monkeypatch.setattr(api, "Predicting", partial(Predicting, build=spills))
+    said = emmy(*ARGUMENTS, "--json")
+    (record,) = said.of("tune")
+    assert said.code == 1 and record["verdict"] == "nothing passed"
+    assert "spills 8 bytes" in json.dumps(record["rejected"]) and "rejected by the compiler" in said.err
+
+
+def test_threads_are_of_a_cpu(emmy: Emmy) -> None:
+    said = emmy("tune", OP, "--gpu", "rtx4090", "--threads", "2")
+    assert said.code == 2 and "a GPU is driven by one" in said.err
