@@ -152,9 +152,16 @@ def _predicted(
     """A result for each request, up to an interruption, without the device."""
     nvrtc_version()  # raises CompileError, with what to install, before anything is searched
     if leader is None and choice is None and requests:
-        leader = prior_model(requests[0].target, home, on_event)
+        target = requests[0].target
+        leader = prior_model(target, home, on_event)
+        led = f"led by that of {leader.card.target}" if leader else "and none of another card: the roofline leads"
+        on_event(Note(f"no usable model of {target.name} is deployed, {led}"))
+    if leader is not None and load_target(leader.card.target).is_cpu:
+        raise UsageError(f"the model is of {leader.card.target}: a GPU's times cannot be told from a CPU's")
     results = []
     for request in requests:
+        if (best := winner(request.op, gpu=request.target.name, home=home)) is not None:
+            on_event(Note(f"{request.op}: a schedule measured at {best.time_us:.4g} us is stored and stays the winner"))
         results.append(Predicting(request, leader, home, __version__, on_event, stop).go())
         if stop.asked:
             break

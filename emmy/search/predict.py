@@ -39,7 +39,7 @@ Build = Callable[[SourceUnit, Target], GpuLibrary]
 Checker = Callable[[Op, str, Target], Check]
 
 _SEARCH_SHARE = 0.7  # of a budget in seconds; the rest is for compiling
-_MOST_BUILDS = 40  # a space whose best schedules all spill is given up
+_MOST_REJECTED = 40  # a space whose best schedules are all refused is given up
 # Where the model cannot tell two transports apart, the one whose copies take fewer issue slots: tma is started by one thread
 # for a whole box, cp_async takes an instruction of every warp for each 512 bytes, ldg two of them and registers.
 _TRANSPORTS = ("tma", "cp_async", "ldg")
@@ -137,7 +137,7 @@ class Predicting:
     def _pick(self, space: RatedSpace) -> Prediction | None:
         """The most promising schedule that compiles well and that the emulator finds right."""
         waiting = self._by_promise(space)
-        while finalists := self._compile(waiting):
+        while len(self._rejected) < _MOST_REJECTED and (finalists := self._compile(waiting)):
             for f in _ties_first(finalists):
                 found = self.checker(self.request.op, f.schedule, self.request.target)
                 if not found.wrong:
@@ -165,15 +165,14 @@ class Predicting:
     def _compile(self, waiting: Iterator[tuple[float, tuple[str, ...]]]) -> list[_Finalist]:
         """The next few that compile, of each group the first; fewer when time or patience is at its end."""
         done: list[_Finalist] = []
-        tried, seconds = 0, self.request.budget.seconds
+        seconds = self.request.budget.seconds
         for promise, group in waiting:
             for schedule in group:
-                tried += 1
                 if (built := self._built(schedule, promise)) is not None:
                     done.append(built)
                     break
             late = self.stop.asked or (seconds is not None and time.monotonic() - self._began > seconds)
-            if len(done) == FINALISTS or tried >= _MOST_BUILDS or (done and late):
+            if len(done) == FINALISTS or len(self._rejected) >= _MOST_REJECTED or (done and late):
                 break
         if done:
             self.on_event(Note(f"compiled {len(done)} for {self.request.target.arch}; the best is run in the emulator"))

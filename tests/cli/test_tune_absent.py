@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from emmy import api, config
 from emmy.codegen.build import SourceUnit
 from emmy.codegen.gpu_build import GpuLibrary
 from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.features import ROOF, feature_set
+from emmy.costmodel.fit import Samples
+from emmy.costmodel.model import CostModel
+from emmy.costmodel.train import train
 from emmy.errors import CompileError
+from emmy.ir.ops import parse_op
 from emmy.ir.target import Target, load_target
+from emmy.measure.fake import FakeMeasurer
 from emmy.search.predict import Predicting
-from emmy.search.predictions import find_prediction
+from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.space import Point
 from tests.cli.conftest import Emmy, FakeDevice
 
 OP = "matmul:64x64x64:f16"
@@ -90,15 +100,47 @@ def test_a_card_that_is_here_measures_the_pick_and_compares(
     assert record["predicted_us"] == pick.predicted_us and "prediction" in said.err
 
 
-def test_a_measured_winner_takes_the_place_of_a_prediction(
-    emmy: Emmy, predicted: Path, fake_device: FakeDevice
-) -> None:
-    fake_device()
-    assert emmy(*ARGUMENTS).code == 0
+def test_a_measured_winner_takes_the_place_of_a_prediction(emmy: Emmy, predicted: Path) -> None:
+    api.tune(OP, gpu="rtx4090", budget="4", strategy="random", measurer=FakeMeasurer("rtx4090"))
+    assert "is stored and stays the winner" in emmy(*ARGUMENTS).err
     (level,) = emmy("show", OP, "--gpu", "rtx4090", "--ir", "tile", "--json").of("level")
     assert level["origin"] == "measured"
-    assert find_prediction(predicted, api.as_op(OP), load_target("rtx4090")) is not None, "kept, and of no account"
-    assert "predicted  " not in emmy("explain", OP, "--gpu", "rtx4090").out
+    assert api.prediction(OP, gpu="rtx4090") is not None, "kept, and of no account"
+    (record,) = emmy("explain", OP, "--gpu", "rtx4090", "--json").of("explanation")
+    assert record["predicted"] is None and record["time_us"]
+
+
+def test_a_cpu_s_model_predicts_no_gpu(emmy: Emmy, tmp_path: Path) -> None:
+    model = _model(tmp_path, "cpu-portable")
+    said = emmy(*ARGUMENTS, "--model", model)
+    assert said.code == 2 and "cannot be told from a CPU's" in said.err
+
+
+@pytest.mark.parametrize("gpu", ["rtx5090", "h200"])
+def test_a_model_of_one_card_leads_on_another_and_is_calibrated_on_its_own_only(
+    emmy: Emmy, tmp_path: Path, gpu: str
+) -> None:
+    model = _model(tmp_path, "h200")
+    said = emmy("tune", OP, "--gpu", gpu, "--budget", "3", "--model", model, "--json")
+    (record,) = said.of("tune")
+    assert said.code == 0 and record["model_target"] == "h200" and record["calibrated"] == (gpu == "h200")
+    assert ("no row is of" in str(record["basis"])) == (gpu != "h200")
+
+
+def _model(folder: Path, target: str) -> Path:
+    """The file of a model of a few GPU schedules, given out as the target's."""
+    op = parse_op("matmul:128x128x128:f16")
+    space = ScheduleSpace(op, load_target("h200"))
+    keys = list(dict.fromkeys(space.sample(random.Random(i)).key for i in range(40)))
+    x = space.features([Point(k, ()) for k in keys])
+    rows = np.repeat(np.arange(len(keys)), 2)
+    n = np.zeros(len(rows), dtype=np.int64)
+    samples = Samples(x[rows], np.asarray(10.0 + rows, dtype=np.float64), n, ("p",), n, (op.key,), tuple(keys[i] for i in rows), ("",) * len(rows),
+                      feature_set(), ROOF)  # fmt: skip
+    trained = train(samples, target, seeds=(0,)).model
+    path = folder / "model.txt"
+    CostModel(replace(trained.card, residual_log2=0.3), trained.text, "").save(path)
+    return path
 
 
 def test_where_everything_spills_the_command_fails_and_says_so(emmy: Emmy, monkeypatch: pytest.MonkeyPatch) -> None:
