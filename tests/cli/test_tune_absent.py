@@ -135,8 +135,8 @@ def _model(folder: Path, target: str) -> Path:
     x = space.features([Point(k, ()) for k in keys])
     rows = np.repeat(np.arange(len(keys)), 2)
     n = np.zeros(len(rows), dtype=np.int64)
-    samples = Samples(x[rows], np.asarray(10.0 + rows, dtype=np.float64), n, ("p",), n, (op.key,), tuple(keys[i] for i in rows), ("",) * len(rows),
-                      feature_set(), ROOF)  # fmt: skip
+    times, texts = np.asarray(10.0 + rows, dtype=np.float64), tuple(keys[i] for i in rows)
+    samples = Samples(x[rows], times, n, ("p",), n, (op.key,), texts, ("",) * len(rows), feature_set(), ROOF)
     trained = train(samples, target, seeds=(0,)).model
     path = folder / "model.txt"
     CostModel(replace(trained.card, residual_log2=0.3), trained.text, "").save(path)
