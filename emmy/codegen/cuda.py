@@ -6,6 +6,7 @@ whose definitions are printed before the kernels by the caller.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -32,11 +33,14 @@ from emmy.codegen.kernel_gpu import (
     SMEM,
     THREAD,
     UNROLL,
+    WARP_INDEX,
     Arg,
     Do,
     For,
+    Further,
     GpuKernel,
     If,
+    LetWide,
     MapRef,
     Ref,
     Regs,
@@ -47,6 +51,7 @@ from emmy.codegen.kernel_gpu import (
 from emmy.errors import PlanError
 from emmy.ir.dtype import DType
 
+_WARP_NAMED = re.compile(rf"\b{WARP_INDEX.name}\b")
 _TYPE: dict[DType, str] = {"f32": "float", "f16": "u16", "bf16": "u16"}
 _WORD = {"f32": "float", "b32": "u32", "b16": "u16"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -76,7 +81,10 @@ class _Printer:
         head = f"EMMY_KERNEL({k.threads}, {k.min_blocks}) {k.name}({', '.join(params)}) {{"
         smem = [f"  EMMY_SMEM({SMEM});"] if k.smem_bytes else []
         agents = [f"  const int {THREAD.name} = threadIdx.x, {BLOCK.name} = blockIdx.x;"]
-        return "\n".join([head, *smem, *agents, *self._body(k.body, "  "), "}"])
+        body = self._body(k.body, "  ")
+        if any(_WARP_NAMED.search(line) for line in body):
+            agents.append(f"  const int {WARP_INDEX.name} = emmy_warp_index();")
+        return "\n".join([head, *smem, *agents, *body, "}"])
 
     def _body(self, body: tuple[Stmt, ...], pad: str) -> list[str]:
         return [line for s in body for line in self._stmt(s, pad)]
@@ -86,6 +94,8 @@ class _Printer:
             case LetInt(name, x):
                 const = "" if name in self._changed else "const "
                 return [f"{pad}{const}int {name} = {_whole(x)};"]
+            case LetWide(name, helper, args):
+                return [f"{pad}const u64 {name} = {helper}({', '.join(_arg(a) for a in args)});"]
             case SetInt(name, x):
                 return [f"{pad}{name} = {_whole(x)};"]
             case Let(name, number):
@@ -130,6 +140,8 @@ def _arg(x: Arg) -> str:
             return view if at == Int(0) else f"{view} + {_whole(at, 4)}"
         case MapRef(name):
             return f"&{name}"
+        case Further(word, by):
+            return word if by == Int(0) else f"emmy_desc_step({word}, {_whole(by)})"
         case Int() | IntVar() | IntOp():
             return _whole(x)
         case _:

@@ -1,12 +1,13 @@
 """Contractions of a block by its warps: operands from slots of shared memory, sums in registers. One class an atom.
 
 Every atom answers the same questions: what to declare and clear (`open`), one piece of the folded axis (`compute`), and
-which elements of the block a thread's sums are (`spread`). To add an instruction, add a class and its name to KINDS.
+which elements of the block a thread's sums are (`spread`). To add an instruction, add a class and its name to KINDS in `cuda_tile`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from emmy.codegen.cuda_copy import only
@@ -16,6 +17,7 @@ from emmy.codegen.cuda_vector import load
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
 from emmy.ir.expr import Read, factors
+from emmy.ir.gpu import AGENTS
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.plan import Atom, Work
 from emmy.ir.program import Stage
@@ -57,6 +59,10 @@ class Contraction(ABC):
         """What `compute` left after a fetch: the last operands, multiplied."""
         raise self.w.cannot(f"{self.atom.name} does not read operands of {self.stage.out} ahead")
 
+    def settle(self, pending: int) -> tuple[Stmt, ...]:
+        """All but the last `pending` pieces that `compute` began are done."""
+        raise self.w.cannot(f"{self.atom.name} is done when it ends: {self.stage.out} has nothing to settle")
+
     @abstractmethod
     def close(self) -> tuple[Stmt, ...]:
         """Whatever makes the sums f32 numbers in `sums`."""
@@ -78,7 +84,7 @@ class Contraction(ABC):
             at.append(slot)
         return tuple(out), at[0], at[1]
 
-    def _spot(self, row: Whole, column: Whole) -> dict[str, Whole]:
+    def spot(self, row: Whole, column: Whole) -> dict[str, Whole]:
         w = self.w
         spot = {a: w.scope[a].lo for a in self.stage.axes}
         spot[self.m] = plus(w.scope[self.m].lo, w.warp_offset(self.m), row)
@@ -93,6 +99,19 @@ class Contraction(ABC):
     def _tiles(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """The body for every atom of the warp's tile: rows i, columns j."""
         return unrolled("i", self.mt, unrolled("j", self.nt, body))
+
+
+def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, Ref]:
+    """Sums as matrix instructions leave them: a lane has rows lane/4 and lane/4 + 8, columns 2 (lane mod 4) and the next.
+
+    own: the thread's first row of an atom; step: rows from one atom to the next; nt: pieces of 8 columns of each.
+    """
+    i, j, h, lane = counter("i", c.mt), counter("j", nt), IntVar("h"), c.w.lane()
+    row = plus(own, shifted(lane, 2), times(i, Int(step)), times(h, Int(8)))
+    column = plus(times(bits(lane, 3), Int(2)), times(j, Int(8)))
+    at = plus(times(plus(times(i, Int(nt)), j), Int(4)), times(h, Int(2)))
+    spread = Spread(c.stage.axes, (("j", nt),), (("i", c.mt), ("h", 2)), c.spot(row, column), 2, Int(1))
+    return spread, Ref(c.sums, at)
 
 
 class Mma(Contraction):
@@ -202,13 +221,7 @@ class Mma(Contraction):
         return ()
 
     def spread(self) -> tuple[Spread, Ref]:
-        (i, j), h, lane = self._ij, IntVar("h"), self.w.lane()
-        row = plus(shifted(lane, 2), times(i, Int(16)), times(h, Int(8)))
-        column = plus(times(bits(lane, 3), Int(2)), times(j, Int(8)))
-        spot = self._spot(row, column)
-        at = plus(times(plus(times(i, Int(self.nt)), j), Int(4)), times(h, Int(2)))
-        spread = Spread(self.stage.axes, (("j", self.nt),), (("i", self.mt), ("h", 2)), spot, 2, Int(1))
-        return spread, Ref(self.sums, at)
+        return fragments(self, Int(0), 16, self.nt)
 
 
 class F16Sums(Mma):
@@ -331,21 +344,18 @@ class Simt(Contraction):
         columns = self.nt * self.tn
         at = plus(times(plus(times(i, Int(self.tm)), r), Int(columns)), times(j, Int(self.tn)))
         loops = (("i", self.mt), ("r", self.tm))
-        return Spread(self.stage.axes, (("j", self.nt),), loops, self._spot(row, column), self.tn, Int(1)), Ref(
+        return Spread(self.stage.axes, (("j", self.nt),), loops, self.spot(row, column), self.tn, Int(1)), Ref(
             self.sums, at
         )
 
 
-KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt}
-
-
-def contraction(w: Walk, work: Work) -> Contraction:
+def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> Contraction:
     """The contraction a work's atom makes. Raises PlanError with the reason when no code is generated for it."""
     p = w.plan.program
     stage = p.stage(work.stage)
     atom = next((a for a in work.atoms if a.stage == stage.out), None)
-    if atom is None or atom.name not in KINDS:
-        known = ", ".join(KINDS)
+    if atom is None or atom.name not in kinds:
+        known = ", ".join(kinds)
         raise w.cannot(
             f"{stage.out} has {f'the atom {atom.name}' if atom else 'no atom'}; a GPU makes contractions of {known}"
         )
@@ -363,12 +373,12 @@ def contraction(w: Walk, work: Work) -> Contraction:
         rings.append(ring)
     if atom.name != "simt" and rings[0].columns != k:
         raise w.cannot(f"{atom.name} reads {reads[0].value} along {k}, it is contiguous along {rings[0].columns}")
-    size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "serial", "warp")), a) for a in (m, n, k)}
-    steps = {m: atom.m, n: atom.n, k: 16 if issubclass(KINDS[atom.name], Mma) else atom.k}
+    size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "serial", *AGENTS)), a) for a in (m, n, k)}
+    steps = {m: atom.m, n: atom.n, k: atom.k if atom.name == "simt" else 16}
     for a in (m, n, k):
         if size[a] % steps[a]:
             raise w.cannot(f"{atom.name} takes {a} by {steps[a]}, a warp has {size[a]}")
     if steps[k] != atom.k and size[k] % atom.k:
         raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
     mt, nt, kt = (size[a] // steps[a] for a in (m, n, k))
-    return KINDS[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt)
+    return kinds[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt)

@@ -117,7 +117,7 @@ class Copier:
         w, name = self.w, self.w.fresh(f"{self.ring.value}_from")
         lo = [Int(0) if self._in_time(a) else w.scope[a].lo for a in (self.ring.rows, self.ring.columns)]
         at = plus(times(plus(lo[0], row), Int(self.pitch)), lo[1], column)
-        w.head.append(View(name, self.ring.value, at))
+        w.once(View(name, self.ring.value, at), at)
         return name
 
     def fill(self, ahead: int, scope: dict[str, Piece], wanted: Whole) -> tuple[Stmt, ...]:

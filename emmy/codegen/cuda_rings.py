@@ -14,7 +14,7 @@ from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, both, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
-from emmy.ir.gpu import WARP
+from emmy.ir.gpu import GROUP, WARP
 from emmy.ir.plan import BLOCK_LEVELS
 
 _BARRIER = 8  # bytes of an mbarrier
@@ -25,14 +25,18 @@ _LEADER = same(THREAD, Int(0))  # the thread that speaks to the copy engine
 
 @dataclass(slots=True)
 class Rings:
-    """The rings of one launch. `loops`: loops in time that are entered -> (where they are, where they end)."""
+    """The rings of one launch. `loops`: loops in time that are entered -> (where they are, where they end, where they began).
+
+    leader: whether this thread speaks to the copy engine; known where only one thread runs the steps at all
+    """
 
     w: Walk
     barriers: tuple[Barrier, ...]
-    loops: dict[int, tuple[Whole, Whole]] = field(default_factory=dict)
+    loops: dict[int, tuple[Whole, Whole, Whole]] = field(default_factory=dict)
     copiers: dict[str, Copier] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)  # barrier -> first byte in shared memory
     loaded: dict[str, int] = field(default_factory=dict)  # ldg: value -> how far ahead the fill in registers is
+    leader: Whole = _LEADER
 
     def begin(self) -> None:
         """Slots and barriers get their places, threads their shares of the copies."""
@@ -56,7 +60,8 @@ class Rings:
         begin: list[Stmt] = []
         for b in self.barriers:
             for i in range(b.slots):
-                begin.append(Do("emmy_mbar_init", (Ref(SMEM, Int(self.places[b.name] + i * _BARRIER)), Int(b.count))))
+                count = b.count if b.tx_bytes else b.count * self.warps_of_agent
+                begin.append(Do("emmy_mbar_init", (Ref(SMEM, Int(self.places[b.name] + i * _BARRIER)), Int(count))))
         if begin:
             out += [If(_LEADER, (*begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
         return tuple(out)
@@ -67,6 +72,11 @@ class Rings:
     def _has_phase(self, turn: Turn) -> bool:
         return any(r.turn == turn and r.channel.transport == "tma" for r in self.w.rings.values())
 
+    @property
+    def warps_of_agent(self) -> int:
+        """Warps of one that reads fills: each gives a slot back by itself."""
+        return GROUP if any(r.works and r.unit == "warpgroup" for r in self.w.launch.tile.roles) else 1
+
     # ------------------------------------------------------------ steps
     def _place(self, ring: Ring, ahead: int) -> tuple[Whole, Whole] | None:
         """(where the fill `ahead` begins along the ring's loop, where the loop ends); None when the tile is the loop."""
@@ -74,7 +84,7 @@ class Rings:
         if at < 0 or self.w.nest[at].level in BLOCK_LEVELS:
             return None
         piece = self.w.scope[self.w.nest[at].axis]
-        here, end = self.loops.get(at, (piece.lo, piece.hi))
+        here, end, _ = self.loops.get(at, (piece.lo, piece.hi, piece.lo))
         return plus(here, Int(ahead * self.w.nest[at].step)), end
 
     def exists(self, ring: Ring, ahead: int) -> Whole:
@@ -94,7 +104,7 @@ class Rings:
         if ring.channel.transport == "tma":
             full = self.places[f"full_{ring.value}"]
             bar = plus(times(ring.turn.at(ahead), Int(_BARRIER)), Int(full))
-            return only(both(exists, _LEADER), copier.engine_fill(ahead, scope, bar))
+            return only(both(exists, self.leader), copier.engine_fill(ahead, scope, bar))
         if ring.channel.transport == "ldg":
             if ring.value in self.loaded:
                 raise self.w.cannot(
@@ -124,19 +134,31 @@ class Rings:
         wait = Do("emmy_mbar_wait", (self._barrier(name, ring, ahead), parity))
         if b.tx_bytes:
             return only(self.exists(ring, ahead), (wait,))
-        if not self.loops and ahead < ring.channel.depth:
+        if not self.loops and ahead < ring.channel.depth and self.w.launch.tile.order.kind == "static":
             return ()  # the first fill of a slot, which passes at once
-        return only(both(self.exists(ring, ahead), _LEADER), (wait,))
+        return only(both(self.exists(ring, ahead), self.leader), (wait,))
 
     def arrive(self, name: str, ring: Ring, count: int, ahead: int) -> tuple[Stmt, ...]:
         bar, tx = self._barrier(name, ring, ahead), self._spec(name).tx_bytes
         if tx:
-            return only(both(self.exists(ring, ahead), _LEADER), (Do("emmy_mbar_expect_tx", (bar, Int(tx))),))
-        if count * WARP != self.w.threads:
-            raise self.w.cannot(f"{count} arrivals at {name}, the block has {self.w.threads // WARP} warps")
+            return only(both(self.exists(ring, ahead), self.leader), (Do("emmy_mbar_expect_tx", (bar, Int(tx))),))
+        arriving = count * self.warps_of_agent
+        if arriving * WARP != self.w.threads:
+            raise self.w.cannot(f"{arriving} arrivals at {name}, {self.w.threads // WARP} warps compute")
+        once = If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+        if ahead < 0:  # of a deferred work: the copy engine is not overtaken by what read through the same proxy
+            return only(self._was(ring), (once,))
         # One lane for a warp, when all its lanes have read, and what they read is in their registers: without the fence the
         # copy engine overtakes reads that are still on their way (measured on an H200: wrong sums in one launch of two).
-        return Do("emmy_fence_async"), _MEET, If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+        return Do("emmy_fence_async"), _MEET, once
+
+    def _was(self, ring: Ring) -> Whole:
+        """Whether the ring's loop has had the fill before the present one."""
+        at = ring.channel.at
+        if at not in self.loops:
+            return Int(1)
+        here, _, began = self.loops[at]
+        return before(began, here)
 
     def _spec(self, barrier: str) -> Barrier:
         return next(b for b in self.barriers if b.name == barrier)

@@ -7,11 +7,26 @@ from dataclasses import dataclass, field
 
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_layout import Slot, slot
-from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, least, minus, over, pieces, plus, rest, times
-from emmy.codegen.kernel_gpu import BLOCK, THREAD, Stmt, bits, shifted
+from emmy.codegen.kernel import (
+    Int,
+    IntOp,
+    IntVar,
+    LetInt,
+    View,
+    Whole,
+    below,
+    least,
+    minus,
+    over,
+    pieces,
+    plus,
+    rest,
+    times,
+)
+from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import WARP, multiple
+from emmy.ir.gpu import AGENTS, GROUP, WARP, by_groups, multiple
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -48,6 +63,13 @@ def _parts(a: Whole) -> tuple[Whole, int]:
     if isinstance(a, Int):
         return Int(0), a.value
     return (a.a, a.b.value) if isinstance(a, IntOp) and a.fn == "+" and isinstance(a.b, Int) else (a, 0)
+
+
+def mentioned(x: Whole) -> set[str]:
+    """Names of the variables in an expression."""
+    if isinstance(x, IntOp):
+        return mentioned(x.a) | mentioned(x.b)
+    return {x.name} if isinstance(x, IntVar) else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +117,11 @@ class Ring:
 
 @dataclass(slots=True)
 class Walk:
-    """The state of one launch's expansion. `head` holds statements that stand before everything else, made once."""
+    """The state of one launch's expansion.
+
+    head, tile_head: statements that stand before everything else, made once; before the steps of each tile
+    block:           the number of the tile that is made; threads: those that compute, the first of the block
+    """
 
     plan: Plan
     launch: Launch
@@ -105,9 +131,12 @@ class Walk:
     rings: dict[str, Ring] = field(default_factory=dict)
     part_index: dict[str, Whole] = field(default_factory=dict)  # axis -> the block's number along it
     head: list[Stmt] = field(default_factory=list)
+    tile_head: list[Stmt] = field(default_factory=list)
+    block: IntVar = BLOCK
     smem_bytes: int = 0
     _names: dict[str, int] = field(default_factory=dict)
     _lets: dict[Whole, IntVar] = field(default_factory=dict)
+    _per_tile: set[str] = field(default_factory=set)
 
     @property
     def nest(self) -> tuple[Loop, ...]:
@@ -120,13 +149,26 @@ class Walk:
         return f"{stem}{n}" if n else stem
 
     def let(self, stem: str, x: Whole) -> Whole:
-        """`x` worked out once at the head; a number or a variable stays what it is."""
+        """`x` worked out once at the head, or once a tile; a number or a variable stays what it is."""
         if isinstance(x, Int | IntVar):
             return x
         if x not in self._lets:
             self._lets[x] = IntVar(self.fresh(stem))
-            self.head.append(LetInt(self._lets[x].name, x))
+            self.once(LetInt(self._lets[x].name, x), x)
         return self._lets[x]
+
+    def once(self, s: LetInt | View, x: Whole) -> None:
+        """A statement that names `x`, where it holds: before everything, or before the steps of each tile."""
+        if mentioned(x) & self._per_tile:
+            self._per_tile.add(s.name)
+            self.tile_head.append(s)
+        else:
+            self.head.append(s)
+
+    def walk_tiles(self) -> None:
+        """From now on blocks walk tiles: what depends on the tile is worked out for each."""
+        self.block = IntVar(self.fresh("tile"))
+        self._per_tile.add(self.block.name)
 
     def cannot(self, what: str) -> PlanError:
         return PlanError(f"{self.launch.name}: {what}")
@@ -136,19 +178,23 @@ class Walk:
         return self.let("lane", bits(THREAD, WARP - 1))
 
     def warp(self) -> Whole:
-        return self.let("warp", shifted(THREAD, 5)) if self.threads > WARP else Int(0)
+        return WARP_INDEX if self.threads > WARP else Int(0)
+
+    def group(self) -> Whole:
+        """The warpgroup's number among those that compute."""
+        return self.let("group", over(self.warp(), Int(GROUP))) if self.threads > GROUP * WARP else Int(0)
 
     def warp_offset(self, axis: str) -> Whole:
-        """Where this thread's warp begins along an axis, inside the piece that the block's warps share."""
-        left, out = self.warp(), []
+        """Where this thread's warp or warpgroup begins along an axis, inside the piece that the block's agents share."""
+        left, out = self.group() if by_groups(self.nest) else self.warp(), []
         for i in reversed(range(len(self.nest))):
             x = self.nest[i]
-            if x.level != "warp":
+            if x.level not in AGENTS:
                 continue
             n = self.plan.count(self.nest, i)
             self._divides(x, self.plan.extent(self.nest[:i], x.axis))
             outermost = all(
-                y.level != "warp" or self.plan.count(self.nest, j) == 1 for j, y in enumerate(self.nest[:i])
+                y.level not in AGENTS or self.plan.count(self.nest, j) == 1 for j, y in enumerate(self.nest[:i])
             )
             if x.axis == axis and n > 1:
                 out.append(times(left if outermost else rest(left, Int(n)), Int(x.step)))
@@ -181,7 +227,7 @@ class Walk:
 
     def _decode(self, counts: list[Whole]) -> list[Whole]:
         """The block's number along each loop; the last loop moves fastest."""
-        left: Whole = BLOCK
+        left: Whole = self.block
         out: list[Whole] = []
         group = self.launch.tile.order.group
         if group > 1:
@@ -243,7 +289,8 @@ class Walk:
         share = min(
             columns, self.plan.extent(self.nest, v.axes[1])
         )  # of a warp; one of a power of two may end inside a panel
-        return slot(rows, columns, size_bytes(v.dtype), share if share & (share - 1) else columns, c.layout)
+        whole = share & (share - 1) == 0 and not by_groups(self.nest)  # a descriptor begins where a panel does
+        return slot(rows, columns, size_bytes(v.dtype), columns if whole else share, c.layout)
 
     def allocate(self, n_bytes: int, align: int = 16) -> int:
         """A further piece of shared memory: its first byte."""

@@ -6,27 +6,30 @@ arrivals stand where the steps say and nowhere else. It must not know CUDA's spe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from emmy.codegen.cpu import buffers
-from emmy.codegen.cuda_atoms import Contraction, contraction
+from emmy.codegen.cuda_atoms import Contraction, F16Sums, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_values import Chain, Done, Spread, fold_parts
+from emmy.codegen.cuda_wgmma import Wgmma
 from emmy.codegen.kernel import (
     Int,
     IntVar,
     View,
     Whole,
     below,
+    least,
     over,
     plus,
     rest,
+    same,
     times,
 )
-from emmy.codegen.kernel_gpu import THREAD, Do, For, GpuKernel, Ref, Stmt, counter, evaluated, walk
+from emmy.codegen.kernel_gpu import BLOCK, THREAD, Do, For, GpuKernel, If, Ref, Stmt, counter, evaluated, walk
 from emmy.codegen.steps import (
     Advance,
     BarArrive,
@@ -41,16 +44,21 @@ from emmy.codegen.steps import (
     FoldParts,
     Open,
     Outline,
+    Settle,
     Step,
     Store,
     StoreState,
     WaitGroup,
 )
 from emmy.codegen.steps import For as ForStep
-from emmy.ir.gpu import WARP, warps
+from emmy.ir.gpu import AGENTS, WARP, registers_at_launch, warps
+from emmy.ir.gpu import threads as plan_threads
+from emmy.ir.moves.stage import SELF
+from emmy.ir.plan import Role
 from emmy.ir.program import Stage
 from emmy.ir.target import Target
 
+KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
 _WIDEST = 8  # elements of a vector that a thread makes at once
@@ -58,26 +66,31 @@ _WIDEST = 8  # elements of a vector that a thread makes at once
 
 def expand(outline: Outline, target: Target) -> GpuKernel:
     """The kernel of one launch. Raises PlanError, with the reason, for plans that no code is generated for."""
-    w = Walk(outline.plan, outline.launch, target)
-    if len(outline.roles) != 1 or outline.launch.tile.order.kind != "static":
-        kind = outline.launch.tile.order.kind
-        raise w.cannot(f"{len(outline.roles)} roles of a {kind} launch; code is generated for one role, static")
+    w, t = Walk(outline.plan, outline.launch, target), outline.launch.tile
+    if t.order.kind == "pingpong":
+        raise w.cannot("tiles are dealt to consumers in turn; code is generated for consumers that share a tile")
     most = {f"len_{s.name}": s.hi for s in outline.plan.program.syms}
     wide = [b.name for b in buffers(outline.plan) if evaluated(b.elements, most) >= _INDEX]
     if wide:
         raise w.cannot(
             f"{', '.join(wide)} may have {_INDEX} elements or more, indices have 32 bits: split it into several ops"
         )
-    blocks = w.begin()
+    if t.order.kind == "persistent":
+        w.walk_tiles()
+    tiles = w.begin()
     w.threads = _threads(w)
-    if w.threads > target.max_threads_block:
-        raise w.cannot(f"{w.threads} threads, a block of {target.name} has at most {target.max_threads_block}")
+    threads = max(w.threads, plan_threads(outline.plan, outline.launch))
+    if threads > target.max_threads_block:
+        raise w.cannot(f"{threads} threads, a block of {target.name} has at most {target.max_threads_block}")
     rings = Rings(w, outline.barriers)
     rings.begin()
-    steps = _Expand(w, rings).steps(outline.roles[0].steps)
+    blocks = least(Int(t.order.workers), tiles) if t.order.kind == "persistent" else tiles
+    roles = [_Expand(w, replace(rings, leader=_leader(r.role, rings))).steps(r.steps) for r in outline.roles]
+    bodies = [_walked(w, steps, tiles) for steps in roles]
+    played = [_played(w, r.role, body) for r, body in zip(outline.roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
-    body = (*w.head, *rings.first(), *steps)
+    body = (*w.head, *rings.first(), *(s for stmts in played for s in stmts))
     used = _touched(body)
     return GpuKernel(
         outline.launch.name,
@@ -85,11 +98,37 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         tuple(b for b in buffers(outline.plan) if b.name in used),
         tuple(f"len_{s.name}" for s in outline.plan.program.syms),
         blocks,
-        w.threads,
+        threads,
         1,
         w.smem_bytes,
         body,
     )
+
+
+def _leader(role: Role, rings: Rings) -> Whole:
+    """Whether a thread of the role speaks to the copy engine: the only one that runs a producer's steps does."""
+    return rings.leader if role.works else Int(1)
+
+
+def _walked(w: Walk, steps: tuple[Stmt, ...], tiles: Whole) -> tuple[Stmt, ...]:
+    """The steps of one tile, for each tile of a block that walks them."""
+    if w.block == BLOCK:
+        return steps
+    return (For(w.block.name, BLOCK, tiles, w.launch.tile.order.workers, (*w.tile_head, *steps)),)
+
+
+def _played(w: Walk, role: Role, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """What the threads of a role do: those that compute come first, one thread after them fills."""
+    if role.name == SELF:
+        return body
+    mine = below(THREAD, Int(w.threads))
+    if not role.works:
+        body = (If(same(THREAD, Int(w.threads)), body),)
+        mine = below(Int(w.threads - 1), THREAD)
+    most = max(r.registers for r in w.launch.tile.roles)
+    if most > registers_at_launch(w.plan, w.launch, w.target):  # otherwise there is nothing to gain
+        body = (Do(f"emmy_setmaxnreg_{'inc' if role.works else 'dec'}<{role.registers}>"), *body)
+    return (If(mine, body),)
 
 
 def _touched(body: tuple[Stmt, ...]) -> set[str]:
@@ -104,9 +143,9 @@ def _touched(body: tuple[Stmt, ...]) -> set[str]:
 
 
 def _threads(w: Walk) -> int:
-    """Threads of a block: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
+    """Threads of a block that compute: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
     t, p = w.launch.tile, w.plan.program
-    if t.channels or any(x.level == "warp" for x in t.nest):
+    if t.channels or any(x.level in AGENTS for x in t.nest):
         return WARP * warps(w.plan, t.nest)
     most = max(prod(w.scope[a].size for a in p.stage(k.stage).axes) for k in t.works)
     return min(_ELEMENTWISE_THREADS, WARP * -(-most // (4 * WARP)))
@@ -134,7 +173,7 @@ class _Expand:
                 out += self._step(s)
         return merged(out)
 
-    def _step(self, s: Step) -> tuple[Stmt, ...]:
+    def _step(self, s: Step) -> tuple[Stmt, ...]:  # noqa: C901  one case a step
         match s:
             case ForStep(at, _, body):
                 return self._loop(at, body)
@@ -158,6 +197,8 @@ class _Expand:
                 return only(self.rings.exists(self.sums[name].a, ahead), self.sums[name].fetch(ahead))
             case Finish(name):
                 return self.sums[name].finish()
+            case Settle(name, pending):
+                return self.sums[name].settle(pending)
             case _:
                 raise self.w.cannot(f"a GPU has no step {s}")
 
@@ -169,7 +210,7 @@ class _Expand:
                 f"a loop in time over {x.axis}, which is not folded: a GPU block makes its whole piece at once"
             )
         var = IntVar(w.fresh(x.axis))
-        self.rings.loops[at] = (var, outer.hi)
+        self.rings.loops[at] = (var, outer.hi, outer.lo)
         w.scope[x.axis] = w.inside(at, var)
         inner = self.steps(body)
         w.scope[x.axis] = outer
@@ -186,7 +227,7 @@ class _Expand:
             if i + 1 < len(steps) and steps[i + 1] == FoldParts(s.stage):
                 chain, used = self._chain(i + 2, steps)
                 return self._dealt(chain, stage), {i + 1, i + 2, *used}
-            self.sums[s.stage] = contraction(w, w.launch.tile.work(s.stage))
+            self.sums[s.stage] = contraction(w, w.launch.tile.work(s.stage), KINDS)
             return self.sums[s.stage].open(), set()
         chain, used = self._chain(i, steps)
         if isinstance(s, Compute):
@@ -250,5 +291,5 @@ def _flat(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps without loops over warps and lanes: those are agents, and every work knows its share."""
     out: list[Step] = []
     for s in steps:
-        out += _flat(s.body) if isinstance(s, ForStep) and s.loop.level in ("warp", "lane") else (s,)
+        out += _flat(s.body) if isinstance(s, ForStep) and s.loop.level in (*AGENTS, "lane") else (s,)
     return tuple(out)

@@ -33,6 +33,7 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     RoleSteps,
+    Settle,
     Step,
     Store,
     StoreState,
@@ -42,6 +43,7 @@ from emmy.codegen.steps import (
 )  # fmt: skip
 from emmy.errors import Deadlock, PlanError, Race
 from emmy.ir import interpret
+from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block, Named
 from emmy.ir.plan import Channel, Plan
@@ -185,6 +187,9 @@ class _Agent:
     rings: dict[int, _Ring] = field(default_factory=dict)
     group: list[_Slot] = field(default_factory=list)
     groups: list[list[_Slot]] = field(default_factory=list)
+    flying: dict[str, list[dict[str, int]]] = field(
+        default_factory=dict
+    )  # stage -> what its pending works read: value -> fill
 
     @property
     def plan(self) -> Plan:
@@ -230,8 +235,13 @@ class _Agent:
                 self.open(x)
             case Compute(x):
                 self.compute(x)
+                self.flying.setdefault(x, []).append(self.held(x))
                 yield False  # still at work on what it read
-                self.check_held(x)
+                if not self.deferred(x):
+                    self.settle(x, 0)
+            case Settle(x, n):
+                yield False
+                self.settle(x, n)
             case Fetch(x, ahead):
                 self.fetch(x, ahead)
             case Finish(x):
@@ -264,7 +274,7 @@ class _Agent:
                     yield from self.wait(b, self.position[x] + ahead)
                     self.deliver(b, x, ahead)
             case BarArrive(b, x, n, ahead):
-                if ahead < self.left(x):
+                if ahead < self.left(x) and self.gone(x) + ahead >= 0:
                     self.arrive(b, x, n, ahead)
                     yield False
             case TurnWait(i):
@@ -301,6 +311,11 @@ class _Agent:
         c = self.channel(value)
         r = self.ring(c)
         return 1 if r is None else -(-(r.hi - r.lo) // r.step) - r.j
+
+    def gone(self, value: str) -> int:
+        """Fills of a channel before the present one, in the present loop; all of them behind it."""
+        r = self.rings.get(self.channel(value).at)
+        return self.position[value] if r is None else r.j
 
     def channel(self, value: str) -> Channel:
         c = self.cta.outline.launch.tile.channel(value)
@@ -391,13 +406,25 @@ class _Agent:
             if c and ahead < self.left(value):
                 self.read(c, self.position[value] + ahead)
 
-    def check_held(self, name: str) -> None:
-        """What a work read must still be there when it is done."""
-        for value in self.stage(name).reads:
-            c = self.cta.outline.launch.tile.channel(value)
-            held = self.cta.slots[value][self.position[value] % c.depth] if c else None
-            if held and held.fill != self.position[value]:
-                raise Race(f"{value} is refilled (fill {held.fill}) while {name} works on fill {self.position[value]}")
+    def deferred(self, name: str) -> bool:
+        """Whether the stage's work reads on until it is settled."""
+        atoms = self.cta.outline.launch.tile.work(name).atoms
+        return any(a.stage == name and ATOMS[a.name].deferred for a in atoms)
+
+    def held(self, name: str) -> dict[str, int]:
+        """value -> the fill that a work of the stage reads now."""
+        channel = self.cta.outline.launch.tile.channel
+        return {v: self.position[v] for v in self.stage(name).reads if channel(v)}
+
+    def settle(self, name: str, pending: int) -> None:
+        """All but the last `pending` works of the stage are done: what they read must still be there."""
+        flying = self.flying.get(name, [])
+        while len(flying) > pending:
+            for value, fill in flying.pop(0).items():
+                slots = self.cta.slots[value]
+                now = slots[fill % len(slots)].fill
+                if now != fill:
+                    raise Race(f"{value} is refilled (fill {now}) while {name} works on fill {fill}")
 
     def value(self, name: str) -> Block:
         """A value without a channel: made in this tile, or in memory."""
@@ -461,6 +488,7 @@ class _Agent:
 
     def close(self, name: str) -> None:
         s, acc = self.stage(name), self.accumulators(name)
+        self.finished(name)
         del self.accs[name]
         assert s.monoid is not None
         done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
@@ -468,11 +496,16 @@ class _Agent:
 
     def store_state(self, name: str) -> None:
         w, acc = self.plan.workspace(name), self.accumulators(name)
+        self.finished(name)
         del self.accs[name]
         assert w is not None
         part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():
             self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
+
+    def finished(self, name: str) -> None:
+        if self.flying.get(name):
+            raise Race(f"{name} is closed while {len(self.flying[name])} of its works are under way")
 
     def put(self, memory: Block, block: Block) -> None:
         """The block goes to its place in memory, which no other block may have written."""

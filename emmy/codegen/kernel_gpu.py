@@ -35,6 +35,7 @@ from emmy.codegen.kernel import (
 
 SMEM = "smem"  # the block's shared memory; positions in it are bytes
 THREAD = IntVar("thread")  # its number in the block
+WARP_INDEX = IntVar("warp")  # its warp's number in the block, known to be one number for all lanes
 BLOCK = IntVar("block")  # its number in the launch
 UNROLL = -1  # For.unroll: write out every iteration
 
@@ -54,9 +55,6 @@ class MapRef:
     name: str
 
 
-Arg = Ref | MapRef | Whole | Number
-
-
 @dataclass(frozen=True, slots=True)
 class Regs:
     """A new array of registers, holding nothing: f32 numbers, or raw words (of two 16-bit elements, or of one)."""
@@ -70,6 +68,23 @@ class Regs:
 class SetInt:
     name: str
     value: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class LetWide:
+    """A new 64-bit word that a helper makes, such as the descriptor of an operand in shared memory."""
+
+    name: str
+    helper: str
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Further:
+    """A descriptor, so many bytes further on."""
+
+    word: str
+    by: Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +113,8 @@ class If:
     then: tuple[Stmt, ...]
 
 
-Stmt = LetInt | SetInt | Let | Set | View | Store | Regs | Do | For | If
+Arg = Ref | MapRef | Further | Whole | Number
+Stmt = LetInt | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +241,22 @@ def _show_arg(x: Arg) -> str:
             return f"&{view}[{show_int(at)}]"
         case MapRef(name):
             return f"&{name}"
+        case Further(word, by):
+            return f"{word} + {show_int(by)}"
         case Int() | IntVar() | IntOp():
             return show_int(x)
         case _:
             return show_number(x)
 
 
-def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:
+def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:  # noqa: C901  one case a statement
     out: list[str] = []
     for s in body:
         match s:
             case LetInt(name, whole):
                 out.append(f"{pad}int {name} = {show_int(whole)}")
+            case LetWide(name, helper, args):
+                out.append(f"{pad}word {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
             case SetInt(name, whole):
                 out.append(f"{pad}{name} = {show_int(whole)}")
             case Let(name, x):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from emmy.codegen import sync
-from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Step, Store, StoreState
+from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
 from emmy.errors import PlanError
+from emmy.ir.atoms import ATOMS
 from emmy.ir.gpu import warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
@@ -80,6 +81,7 @@ class _Walk:
     launch: Launch
     role: Role
     opened: set[str] = field(default_factory=set)
+    settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
 
     def tile(self) -> tuple[Step, ...]:
         """The steps of one tile. Channels filled once a tile ring over tiles."""
@@ -113,28 +115,37 @@ class _Walk:
         self.opened |= {w.stage for w in opening}
         channels = refilled(p, t, i, inside)
         ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
+        late = _deferred(mine) if channels and min(c.depth for c in channels) > 1 else ()
         top: tuple[Step, ...] = ()
-        if ahead:
+        after = sync.after_loop(channels)
+        if late:
+            before, top = sync.before_loop(channels), sync.top_of_iteration_deferred(channels)
+            bottom = sync.bottom_of_iteration_deferred(channels, self.role, late)
+            after = sync.after_loop_deferred(channels, self.role, late)
+        elif ahead:
             before = sync.before_loop_ahead(channels, ahead)
             bottom = sync.bottom_of_iteration_ahead(channels, self.role, ahead)
         else:
             before, top = sync.before_loop(channels), sync.top_of_iteration(channels, self.role)
             bottom = sync.bottom_of_iteration(channels, self.role)
+        self.settled |= set(late)
         body = (*top, *self.nest(i + 1, inside), *bottom)
+        self.settled -= set(late)
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
         self.opened -= {w.stage for w in opening}
         opens, closes = (Open(w.stage) for w in opening), (s for w in opening for s in self.close(w))
-        return (*opens, *before, *walked, *sync.after_loop(channels), *closes)
+        return (*opens, *before, *walked, *after, *closes)
 
     def leaf(self, w: Work) -> tuple[Step, ...]:
         s = self.plan.program.stage(w.stage)
         waits = sync.before_work(s.reads, self.launch.tile.channels, self.role)
         if w.combine:
             return (*waits, Open(w.stage), FoldParts(w.stage), *self.close(w))
+        settle = tuple(Settle(x, 0) for x in _deferred([w]) if x not in self.settled)
         if w.stage in self.opened:
-            return (*waits, Compute(w.stage))
+            return (*waits, Compute(w.stage), *settle)
         if s.reduces:
-            return (*waits, Open(w.stage), Compute(w.stage), *self.close(w))
+            return (*waits, Open(w.stage), Compute(w.stage), *settle, *self.close(w))
         return (*waits, Compute(w.stage), *self.store(w))
 
     def close(self, w: Work) -> tuple[Step, ...]:
@@ -145,3 +156,8 @@ class _Walk:
     def store(self, w: Work) -> tuple[Step, ...]:
         stored = self.plan.stored(self.plan.program.stage(w.stage), self.launch)
         return (Store(w.stage),) if stored else ()
+
+
+def _deferred(works: list[Work]) -> tuple[str, ...]:
+    """Works whose own atom reads on while the next is issued."""
+    return tuple(w.stage for w in works if any(a.stage == w.stage and ATOMS[a.name].deferred for a in w.atoms))

@@ -54,6 +54,17 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """Wait until at most `pending` Computes of a stage are under way: what the others read is read, what they sum is summed.
+
+    Only stages whose atom is asynchronous have it (PTX: wgmma.wait_group).
+    """
+
+    stage: str
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
 class FoldParts:
     """Open accumulators take in every part that another launch left in the workspace, in order."""
 
@@ -124,7 +135,7 @@ class BarWait:
 
 @dataclass(frozen=True, slots=True)
 class BarArrive:
-    """Arrive `count` times at the slot of the channel's current fill (plus ahead)."""
+    """Arrive `count` times at the slot of the channel's current fill (plus ahead; -1: the one before, if there was one)."""
 
     barrier: str
     value: str
@@ -152,6 +163,7 @@ Step = (
     | Compute
     | Fetch
     | Finish
+    | Settle
     | FoldParts
     | Close
     | StoreState
@@ -210,6 +222,10 @@ class Outline:
         return "\n".join(out)
 
 
+def _further(ahead: int) -> str:
+    return f" {'-' if ahead < 0 else '+'} {abs(ahead)}" if ahead else ""
+
+
 def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one case a step
     out: list[str] = []
     for s in steps:
@@ -225,6 +241,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}fetch first operands of {x}" + (f" (fill + {ahead})" if ahead else ""))
             case Finish(x):
                 out.append(f"{pad}finish computing {x}")
+            case Settle(x, n):
+                out.append(f"{pad}wait until {n} computations of {x} are pending")
             case FoldParts(x):
                 out.append(f"{pad}fold parts into {x}")
             case Close(x):
@@ -244,9 +262,9 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
             case BlockSync():
                 out.append(f"{pad}block sync")
             case BarWait(b, x, ahead):
-                out.append(f"{pad}wait {b} for fill of {x}" + (f" + {ahead}" if ahead else ""))
+                out.append(f"{pad}wait {b} for fill of {x}" + _further(ahead))
             case BarArrive(b, x, n, ahead):
-                out.append(f"{pad}arrive {b} x{n} for fill of {x}" + (f" + {ahead}" if ahead else ""))
+                out.append(f"{pad}arrive {b} x{n} for fill of {x}" + _further(ahead))
             case TurnWait(i):
                 out.append(f"{pad}wait turn {i}")
             case TurnPass(i):

@@ -10,6 +10,8 @@ Rules, each from the facts of a channel:
   consumer, a shared one by all) for each slot. A slot is given back when what was read is used up, never sooner: loads
   that are still on their way at a block sync are not ordered before the copy engine's writes (measured: wrong sums).
   Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
+- works that are deferred (their atom reads on while the next is issued): one stays under way, so an iteration gives back
+  the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
@@ -28,6 +30,7 @@ from emmy.codegen.steps import (
     Fetch,
     Finish,
     For,
+    Settle,
     Step,
     TurnPass,
     TurnWait,
@@ -151,6 +154,32 @@ def bottom_of_iteration_ahead(channels: tuple[Channel, ...], role: Role, works: 
     return (*meet, *refills, Commit(), *fetch, *finish, Advance(tuple(c.value for c in channels)))
 
 
+def top_of_iteration_deferred(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+    """What happens before deferred works are issued; a producer of their operands has nothing to change."""
+    return tuple(BarWait(f"full_{c.value}", c.value) for c in channels if c.self_fed)
+
+
+def bottom_of_iteration_deferred(channels: tuple[Channel, ...], role: Role, works: tuple[str, ...]) -> tuple[Step, ...]:
+    """What follows deferred works that were just issued: those of the iteration before are done."""
+    out: list[Step] = [Settle(w, 1) for w in works]
+    out += _give_back(channels, role, -1)
+    out += (s for c in channels if c.self_fed for s in _tma_fill(c, c.depth - 1))
+    return (*out, Advance(tuple(c.value for c in channels)))
+
+
+def after_loop_deferred(channels: tuple[Channel, ...], role: Role, works: tuple[str, ...]) -> tuple[Step, ...]:
+    """Epilogue of a ring loop with deferred works."""
+    return (*(Settle(w, 0) for w in works), *_give_back(channels, role, -1))
+
+
+def _give_back(channels: tuple[Channel, ...], role: Role, ahead: int) -> tuple[Step, ...]:
+    return tuple(
+        BarArrive(f"empty_{c.value}", c.value, role.agents, ahead)
+        for c in channels
+        if c.transport == "tma" and role.name in c.dst
+    )
+
+
 def before_work(reads: tuple[str, ...], channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
     """Waits of a consumer before it reads what another role fills."""
     return tuple(
@@ -166,11 +195,7 @@ def bottom_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step
     shallow = [c for c in channels if c.self_fed and c.depth == 1 and c.transport in GROUPED]
     if shallow:
         out.append(BlockSync())
-    out += [
-        BarArrive(f"empty_{c.value}", c.value, role.agents)
-        for c in channels
-        if c.transport == "tma" and role.name in c.dst
-    ]
+    out += _give_back(channels, role, 0)
     if channels:
         out.append(Advance(tuple(c.value for c in channels)))
     return tuple(out)

@@ -23,6 +23,8 @@ class AtomKind:
     dtypes:      of operands that come from memory
     accumulate:  how its sums are kept, which decides the error to be expected
     searched:    whether a code generator prints it, so that a search may choose it
+    unit:        a GPU's agents that execute it together, so the level at which work is divided among them
+    deferred:    whether it still reads its operands when the next instruction begins
     """
 
     name: str
@@ -35,6 +37,8 @@ class AtomKind:
     dtypes: tuple[DType, ...] = DTYPES
     accumulate: Literal["f32", "hybrid", "f16"] = "f32"
     searched: bool = True
+    unit: Literal["warp", "warpgroup"] = "warp"
+    deferred: bool = False
 
     def domains(self, target: Target) -> Mapping[str, tuple[int, ...]]:
         """Values of m, n, k, width worth trying on the target."""
@@ -92,6 +96,17 @@ ATOMS: dict[str, AtomKind] = {
         # the same with f16 sums to the end: fast on some cards, and too wrong for most uses; for studies of the error
         AtomKind("f16", "mma", True, None, (16,), (8,), (16,), ("f16",), "f16", searched=False),
         # warpgroup matrix instruction, operands in shared memory (PTX ISA: wgmma.mma_async.m64nNk16, N a multiple of 8)
-        AtomKind("wgmma", "wgmma", True, None, (64,), tuple(range(8, 257, 8)), (16,), _HALVES, searched=False),
+        AtomKind(
+            "wgmma",
+            "wgmma",
+            True,
+            None,
+            (64,),
+            tuple(range(8, 257, 8)),
+            (16,),
+            _HALVES,
+            unit="warpgroup",
+            deferred=True,
+        ),
     )
 }

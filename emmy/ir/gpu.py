@@ -12,8 +12,12 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
 from emmy.ir.program import Dim, Sym
+from emmy.ir.target import Target
 
 WARP = 32  # threads
+GROUP = 4  # warps of a warpgroup (PTX ISA: wgmma.mma_async)
+_WARPS_OF = {"warp": 1, "warpgroup": GROUP}
+AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
@@ -24,8 +28,15 @@ def multiple(dim: Dim) -> int:
 
 
 def warps(plan: Plan, nest: tuple[Loop, ...]) -> int:
-    """Warps of a block: the iterations of its loops over warps."""
-    return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "warp")
+    """Warps of a block that compute: the iterations of its loops over warps, four times those over warpgroups."""
+    return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level in AGENTS) * (
+        GROUP if by_groups(nest) else 1
+    )
+
+
+def by_groups(nest: tuple[Loop, ...]) -> bool:
+    """Whether a block divides its work among warpgroups."""
+    return any(x.level == "warpgroup" for x in nest)
 
 
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
@@ -53,12 +64,36 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:
     """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time."""
     sums = m * n // WARP
+    if atom == "wgmma":
+        return sums // GROUP  # operands are read from shared memory
     if atom == "simt":
         return sums + 4 * (m // 4 + n // 8)  # atom.k operands of each row and column a lane has
     sets = min(2, k // 16)  # of operands; one is loaded while the other is multiplied
     operands = sets * (m // 16 * 4 + n // 8 * 2)
     halves = {"hybrid": sums // 2, "f16": sums // 2}.get(atom, 0)
     return sums + halves + operands
+
+
+def threads(plan: Plan, launch: Launch) -> int:
+    """Threads of a block: of those that compute, and of roles that only fill rings."""
+    fill = (r for r in launch.tile.roles if not r.works)
+    return WARP * (warps(plan, launch.tile.nest) + sum(r.agents * _WARPS_OF[r.unit] for r in fill))
+
+
+def registers_allowed(plan: Plan, launch: Launch, work: Work, target: Target) -> int:
+    """Registers that a thread of a work may have: what its role was dealt, else an even share of a quarter multiprocessor.
+
+    Warps are dealt to four parts of a multiprocessor, each with a quarter of the registers, eight at a time (measured on an
+    H200: 9 warps get 168 each, not 224).
+    """
+    role = next((r for r in launch.tile.roles if work.stage in r.works and r.registers), None)
+    return role.registers if role else registers_at_launch(plan, launch, target)
+
+
+def registers_at_launch(plan: Plan, launch: Launch, target: Target) -> int:
+    """Registers of every thread before any are given away: what the assembler may use for one instruction."""
+    here = -(-threads(plan, launch) // (4 * WARP))  # warps of the fullest part
+    return min(target.max_regs_thread, target.regs_sm // 4 // (here * WARP) // 8 * 8)
 
 
 def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: tuple[str | None, str, str]) -> int:

@@ -246,12 +246,11 @@ class ScheduleSpace:
         if d.ordered:
             near = d.values[(len(d.values) - 1) // 2] if d.values else 0
             if "/split(" in d.name:
-                usual = () if self.target.is_cpu else _USUAL
-                near = next((size for level, size in usual if f",{level}," in d.name), 256)
+                near = _usual(d.name, self.target) or 256
             return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
         folded = dict.fromkeys(a for s in self.program.stages for a in s.folded)
         marks = [f",{self.target.block_level},", *(f"({a},serial," for a in folded)]
-        marks += [",tma,", "/stage(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
+        marks += [",warpgroup,", ",tma,", "/stage(", "/specialize(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
 
         def rank(v: Value) -> int:
             found = next((i for i, mark in enumerate(marks) if mark in str(v)), len(marks) + 1)
@@ -301,13 +300,21 @@ def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:
 
 def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
     """The site's move with values near the middle of its domains that are legal together."""
-    options = product(*(_from_middle(d) for _, d in site.domains))
+    usual = _usual(str(site.move), target)
+    near = (sorted(d, key=lambda x: abs(x - usual)) if usual else _from_middle(d) for _, d in site.domains)
+    options = product(*near)
     names = [n for n, _ in site.domains]
     for values in options:
         move = site.move.fill(dict(zip(names, values, strict=True)))
         if move.refuse(plan, target) is None:
             return move
     raise PlanError(f"{site.move}: no values in {site.domains} are legal together")
+
+
+def _usual(move: str, target: Target) -> int | None:
+    """The step that a loop of a GPU's tile has in a plain schedule; None for any other decision."""
+    loop = "/split(" in move and not target.is_cpu
+    return next((size for level, size in _USUAL if loop and f",{level}," in move), None)
 
 
 def _from_middle(domain: tuple[int, ...]) -> list[int]:

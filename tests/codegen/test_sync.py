@@ -23,6 +23,7 @@ from emmy.codegen.steps import (
     Copy,
     For,
     Outline,
+    Settle,
     Step,
     TurnPass,
     TurnWait,
@@ -74,6 +75,24 @@ PLANS |= {
         SMALL,
         "rtx4090",
         f"{TILES} k0/split(m,serial,16) k0/split(k,serial,4) k0/stage(B,cp_async,3) k0/stage(A,cp_async,2) k0/persist(1)",
+    ),
+    "deferred, self-fed": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
+        "k0/stage(A,tma,3) k0/stage(B,tma,3) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
+    ),
+    "deferred, cooperative": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
+        "k0/stage(A,tma,3) k0/stage(B,tma,3) k0/specialize(2,40,232) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
+    ),
+    "deferred, one slot": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
+        "k0/stage(A,tma,1) k0/stage(B,tma,1) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
     ),
     "ping-pong over a ragged loop": (
         SMALL,
@@ -295,6 +314,11 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "groups not waited for": lambda: each_step(WaitGroup, lambda s: []),
     "a group not committed": lambda: each_step(Commit, lambda s: []),
     "a block sync dropped": lambda: each_step(BlockSync, lambda s: []),
+    "deferred works not waited for": lambda: each_step(Settle, lambda s: []),
+    "one more deferred work pending": lambda: each_step(Settle, lambda s: [replace(s, pending=s.pending + 1)]),  # type: ignore[call-arg]
+    "a slot given back with its reader under way": lambda: (
+        d for d in each_step(BarArrive, lambda s: [replace(s, ahead=0)] if s.ahead < 0 else []) if "deferred" in d.plan  # type: ignore[union-attr,call-arg]
+    ),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip

@@ -10,11 +10,13 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import WARP, thread_registers, warps
+from emmy.ir.gpu import by_groups, registers_allowed, registers_at_launch, thread_registers, threads
 from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
+
+_AROUND = 26  # registers beside its sums that a thread of a wgmma needs (ptxas 13.0: 154 for 256 columns)
 
 
 @register
@@ -51,7 +53,8 @@ class BindAtom(Move):
                 if not target.is_cpu and not _staged(plan, la, w):
                     continue  # a GPU's atoms read operands from shared memory
                 for inner in tuple(s.out for s in monoid.lift) or (None,):
-                    kinds = (x for x in ATOMS.values() if x.searched)
+                    unit = _unit(la)
+                    kinds = (x for x in ATOMS.values() if x.searched and (target.is_cpu or x.unit == unit))
                     found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
                     if found.keys() & {"mma", "wgmma"}:
                         found.pop("simt", None)  # a matrix instruction does the same many times faster
@@ -67,6 +70,8 @@ class BindAtom(Move):
         if not domains:
             return None
         # Which knobs are open follows from the target alone, so that a skeleton stays the same move on other tiles.
+        if kind.unit == "warpgroup":  # one instruction over all columns reads A once
+            domains = tuple((x, d[-1:] if x == "n" else d) for x, d in domains)
         fixed = {n: d[0] for n, d in kind.domains(target).items() if len(d) == 1}
         m, n, k, width = (fixed.get(x, OPEN) for x in ("m", "n", "k", "width"))
         move = cls(la.name, w.stage, kind.name, m, n, k, width, inner)
@@ -107,11 +112,15 @@ class BindAtom(Move):
 
     def _refuse_registers(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage) -> str | None:
         assert isinstance(self.m, int) and isinstance(self.n, int) and isinstance(self.k, int)
-        atom, threads = Atom(s.out, self.atom, self.m, self.n, self.k), WARP * warps(plan, la.tile.nest)
+        atom = Atom(s.out, self.atom, self.m, self.n, self.k)
         need = thread_registers(plan, la, w, atom, mnk_axes(s))
-        most = min(target.max_regs_thread, target.regs_sm // threads)
+        if ATOMS[self.atom].unit == "warpgroup":
+            one, at_launch = self.n // 2 + _AROUND, registers_at_launch(plan, la, target)
+            if one > at_launch:
+                return f"{self.atom} of {self.n} columns takes {one} registers, {threads(plan, la)} threads begin with {at_launch}"
+        most = registers_allowed(plan, la, w, target)
         if need > most:
-            return f"{self.atom} needs about {need} registers a thread, {threads} threads of {target.name} have {most} each"
+            return f"{self.atom} needs about {need} registers a thread, those of {target.name} have {most} each here"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
@@ -137,6 +146,12 @@ class BindAtom(Move):
 def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
     """The axes a contraction's atom calls m, n and k; m is None for a contraction with one own axis."""
     return (s.axes[-2] if len(s.axes) > 1 else None), s.axes[-1], s.folded[-1]
+
+
+def _unit(la: Launch) -> str:
+    """Who executes atoms of a GPU's launch: its warps, or its warpgroups when they divide the work or take tiles in turn."""
+    dealt = any(r.deal and r.unit == "warpgroup" for r in la.tile.roles)
+    return "warpgroup" if dealt or by_groups(la.tile.nest) else "warp"
 
 
 def _staged(plan: Plan, la: Launch, w: Work) -> bool:

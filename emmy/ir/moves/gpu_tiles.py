@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import atom_registers, warps
+from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, warps
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
@@ -20,6 +20,9 @@ _ROWS = (16, 32, 64, 128, 192, 256)
 _COLUMNS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 240, 256)
 _FOLDED = (16, 32, 64, 128)
 _WARPS = (1, 2, 4, 8)
+_GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
+_GROUP_ROWS = 64
+_GROUP_SUMS = 200  # registers of a thread of a warpgroup for sums
 _ELEMENTWISE_ROWS, _ELEMENTWISE_COLUMNS = (1, 2, 4, 8, 16), (64, 128, 256, 512, 1024)
 
 
@@ -33,18 +36,18 @@ class Missing:
     steps: tuple[int, ...]
 
 
-def missing_loop(plan: Plan, target: Target) -> Missing | None:
-    """The first loop that some launch lacks; None when every tile is complete or has gone beyond loops."""
+def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
+    """Choices of the first loop that some launch lacks; () when every tile is complete or has gone beyond loops."""
     for la in plan.launches:
         if la.tile.channels or any(w.atoms for w in la.tile.works):
             continue
         found = _of_launch(plan, la, target)
-        if found is not None:
+        if found:
             return found
-    return None
+    return ()
 
 
-def _of_launch(plan: Plan, la: Launch, target: Target) -> Missing | None:
+def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
     stages = (plan.program.stage(w.stage) for w in la.tile.works if not w.combine)
     fold = next((s for s in stages if s.reduces), None)
     if fold is not None:
@@ -53,24 +56,31 @@ def _of_launch(plan: Plan, la: Launch, target: Target) -> Missing | None:
     for axis in axes:
         if not _has(la, axis, "grid"):
             sizes = _ELEMENTWISE_COLUMNS if axis == axes[-1] else _ELEMENTWISE_ROWS
-            return Missing(la.name, axis, "grid", _covering(plan, axis, sizes))
-    return None
+            return (Missing(la.name, axis, "grid", _covering(plan, axis, sizes)),)
+    return ()
 
 
-def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> Missing | None:
+def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
     if len(s.axes) < 2:
-        return None
+        return ()
     m, n, k = s.axes[-2], s.axes[-1], s.folded[-1]
     for axis in s.axes[:-2]:
         if not _has(la, axis, "grid"):
-            return Missing(la.name, axis, "grid", (1,))
+            return (Missing(la.name, axis, "grid", (1,)),)
     dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
     atom = "simt" if "f32" in dtypes else "mma"
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
+    grouped = atom == "mma" and target.can("wgmma") and all(map(plan.program.is_input, s.reads)) and _engine(plan, s)
     if not _has(la, m, "grid"):
-        return Missing(la.name, m, "grid", _covering(plan, m, _ROWS))
+        least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
+        return (Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least)),)
     if not _has(la, n, "grid"):
-        return Missing(la.name, n, "grid", tuple(x for x in _covering(plan, n, _COLUMNS) if _shares(atom, size[m], x)))
+        fits = (
+            x
+            for x in _covering(plan, n, _COLUMNS)
+            if _shares(atom, size[m], x) or (grouped and _group_rows(size[m], x, _whole(plan, s)))
+        )
+        return (Missing(la.name, n, "grid", tuple(fits)),)
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
         most = target.smem_block_bytes // (item * (size[m] + size[n]))
@@ -78,24 +88,45 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> Missing | 
         steps = tuple(
             x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
         )
-        return Missing(la.name, k, "serial", steps)
+        return (Missing(la.name, k, "serial", steps),)
+    return _agents(plan, la, s, atom, grouped)
+
+
+def _agents(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool) -> tuple[Missing, ...]:
+    """How a block's piece is divided among warps, or among warpgroups: first its rows, then its columns."""
+    m, n = s.axes[-2:]
+    rows, columns, whole = plan.extent(la.tile.nest, m), plan.extent(la.tile.nest, n), _whole(plan, s)
     used = warps(plan, la.tile.nest)
+    if _has(la, m, "warpgroup"):
+        if _has(la, n, "warpgroup"):
+            return ()
+        steps = tuple(sorted(x for x in _group_columns(columns, used // GROUP, whole) if _holds(rows, x)))
+        return (Missing(la.name, n, "warpgroup", steps),)
     if not _has(la, m, "warp"):
-        rows = [x for x in _rows(size[m]) if any(_fits(atom, x, y) for y in _columns(size[n], size[m] // x))]
-        return Missing(la.name, m, "warp", tuple(sorted(rows)))
+        found = [x for x in _rows(rows) if any(_fits(atom, x, y) for y in _columns(columns, rows // x))]
+        choices = [Missing(la.name, m, "warp", tuple(sorted(found)))] if found else []
+        if grouped and (found := _group_rows(rows, columns, whole)):
+            choices.append(Missing(la.name, m, "warpgroup", tuple(sorted(found))))
+        return tuple(choices) or (Missing(la.name, m, "warp", ()),)
     if not _has(la, n, "warp"):
-        return Missing(la.name, n, "warp", tuple(sorted(x for x in _columns(size[n], used) if _fits(atom, size[m], x))))
-    return None
+        return (Missing(la.name, n, "warp", tuple(sorted(x for x in _columns(columns, used) if _fits(atom, rows, x)))),)
+    return ()
 
 
 def _has(la: Launch, axis: str, level: str) -> bool:
     return any(x.axis == axis and x.level == level for x in la.tile.nest)
 
 
-def _covering(plan: Plan, axis: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of which less than half may lie beyond the axis; the smallest always."""
+def _engine(plan: Plan, s: Stage) -> bool:
+    """Whether the copy engine can bring a contraction's operands."""
+    values = (plan.program.value(v) for v in s.reads)
+    return all(size_bytes(v.dtype) * multiple(plan.program.dim(v.axes[-1])) % TRANSFER_BYTES == 0 for v in values)
+
+
+def _covering(plan: Plan, axis: str, sizes: tuple[int, ...], least: int = 0) -> tuple[int, ...]:
+    """The sizes of which less than half may lie beyond the axis; the smallest always, and those up to `least`."""
     left = upper(plan.program.dim(axis))
-    return tuple(x for x in sizes if x < 2 * left or x == sizes[0])
+    return tuple(x for x in sizes if x < 2 * left or x <= max(least, sizes[0]))
 
 
 def _rows(m: int) -> list[int]:
@@ -116,3 +147,24 @@ def _fits(atom: str, m: int, n: int) -> bool:
 def _shares(atom: str, m: int, n: int) -> bool:
     """Whether some division of an m x n block among warps fits."""
     return any(_fits(atom, x, y) for x in _rows(m) for y in _columns(n, m // x))
+
+
+def _group_rows(m: int, n: int, whole: int) -> list[int]:
+    """Rows of one warpgroup, where some division of the columns fits too."""
+    rows = [m // w for w in _GROUPS if m % (_GROUP_ROWS * w) == 0]
+    return [x for x in rows if any(_holds(x, y) for y in _group_columns(n, m // x, whole))]
+
+
+def _group_columns(n: int, used: int, whole: int) -> list[int]:
+    """Columns of one warpgroup, when `used` of them share the rows: multiples of `whole`."""
+    return [n // w for w in _GROUPS if n % (whole * w) == 0 and used * w <= _GROUPS[-1]]
+
+
+def _whole(plan: Plan, s: Stage) -> int:
+    """Columns that a warpgroup takes together: what its instruction does, or a swizzled row of an operand along n."""
+    return 16 if any(plan.program.value(v).axes[-1] == s.axes[-1] for v in s.reads) else 8
+
+
+def _holds(m: int, n: int) -> bool:
+    """Whether a warpgroup's m x n tile leaves its threads registers to work with."""
+    return atom_registers("wgmma", m, n, 16) <= _GROUP_SUMS

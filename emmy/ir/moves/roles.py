@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar
 
+from emmy.ir.gpu import GROUP, by_groups, warps
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
+from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Plan, Role
 from emmy.ir.target import Target
 
 _THREADS = 128  # of a warpgroup
-_SETMAXNREG = tuple(
-    range(24, 249, 8)
-)  # PTX ISA: setmaxnreg takes multiples of 8 in 24..256; two registers are kept back
-_PRODUCER, _CONSUMER = (24, 32, 40), (112, 152, 160, 232, 240)
+# PTX ISA: setmaxnreg takes multiples of 8 in 24..256; two registers are kept back.
+_SETMAXNREG = tuple(range(24, 249, 8))
+_FILLING, _WORKING = 32, 240  # registers of a thread that fills rings, at least, and of one that computes, at most
 
 
 @register
@@ -24,6 +26,8 @@ class Specialize(Move):
 
     before:  every agent fills and computes      after:   role producer warpgroup(1) regs 40: copies
                                                           role consumer warpgroup(2) regs 232: C
+
+    specialize(2,0,0) has one producer warp instead, and leaves registers as they were dealt at launch.
     """
 
     agents: Knob
@@ -31,16 +35,21 @@ class Specialize(Move):
     consumer_regs: Knob
     name: ClassVar[str] = "specialize"
     phase: ClassVar[int] = 45
-    searched: ClassVar[bool] = False
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        """As many consumers as the nest has warpgroups; with a producer warp, or a warpgroup that gives registers away."""
         for la in plan.launches:
-            if cls(la.name, None, 1, 24, 112).refuse(plan, target) is None:
-                yield Site(
-                    cls(la.name, None, OPEN, OPEN, OPEN),
-                    (("agents", (1, 2, 3)), ("producer_regs", _PRODUCER), ("consumer_regs", _CONSUMER)),
-                )
+            if not by_groups(la.tile.nest) or not all(la.tile.channel(v) for v in contracted(plan, la)):
+                continue
+            groups = warps(plan, la.tile.nest) // GROUP
+            fill, work = _dealt(groups, target)
+            ways = ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)  # one begins with as many as it can use
+            legal = [x for x in ways if cls(la.name, None, groups, *x).refuse(plan, target) is None]
+            if legal:
+                move = cls(la.name, None, OPEN, OPEN, OPEN)
+                filling, working = (tuple(sorted({x[i] for x in legal})) for i in (0, 1))
+                yield Site(move, (("agents", (groups,)), ("producer_regs", filling), ("consumer_regs", working)))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -61,12 +70,14 @@ class Specialize(Move):
         if isinstance(self.agents, int) and isinstance(self.producer_regs, int) and isinstance(self.consumer_regs, int):
             if self.agents < 1:
                 return f"{self.agents} consumer warpgroups: at least 1 is needed"
+            if not self.producer_regs and not self.consumer_regs:
+                return None
             for n in (self.producer_regs, self.consumer_regs):
                 if n not in _SETMAXNREG:
                     return f"{n} registers a thread: multiples of 8 in {_SETMAXNREG[0]}..{_SETMAXNREG[-1]} are allowed"
-            used = _THREADS * (self.producer_regs + self.agents * self.consumer_regs)
-            if used > target.regs_sm:
-                return f"registers {used} against the {target.regs_sm} of a multiprocessor"
+            used, quota = self.producer_regs + self.agents * self.consumer_regs, _quota(self.agents, target)
+            if used > quota:
+                return f"{used} registers for a thread of each warpgroup, {self.agents + 1} warpgroups of {target.name} begin with {quota}"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
@@ -76,11 +87,23 @@ class Specialize(Move):
         la = plan.launch(self.launch)
         works = tuple(w.stage for w in la.tile.works)
         roles = (
-            Role("producer", 1, "warpgroup", self.producer_regs, ()),
+            Role("producer", 1, "warpgroup" if self.producer_regs else "warp", self.producer_regs, ()),
             Role("consumer", self.agents, "warpgroup", self.consumer_regs, works),
         )
         channels = tuple(replace(c, src="producer", dst=("consumer",)) for c in la.tile.channels)
         return put(plan, la, replace(la.tile, roles=roles, channels=channels))
+
+
+def _dealt(groups: int, target: Target) -> tuple[int, int]:
+    """Registers of a producer's thread and of a consumer's, when the consumers get all that they can use."""
+    quota = _quota(groups, target)
+    work = min(_WORKING, (quota - _FILLING) // groups // 8 * 8)
+    return min(40, (quota - groups * work) // 8 * 8), work
+
+
+def _quota(groups: int, target: Target) -> int:
+    """Registers that a thread of each of groups + 1 warpgroups have together: dealt evenly at launch, eight at a time."""
+    return (groups + 1) * min(_SETMAXNREG[-1], target.regs_sm // _THREADS // (groups + 1) // 8 * 8)
 
 
 @register
@@ -94,13 +117,16 @@ class Persist(Move):
     workers: Knob
     name: ClassVar[str] = "persist"
     phase: ClassVar[int] = 46
-    searched: ClassVar[bool] = False
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        """Where a producer could fill rings for the next tile while this one is finished, and there is a next tile."""
         for la in plan.launches:
-            if target.n_sms and cls(la.name, None, target.n_sms).refuse(plan, target) is None:
-                yield Site(cls(la.name, None, OPEN), (("workers", (target.n_sms, 2 * target.n_sms)),))
+            t = la.tile
+            tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
+            workers = tuple(n for n in (target.n_sms, 2 * target.n_sms) if 0 < n < tiles)
+            if t.roles and workers and cls(la.name, None, workers[0]).refuse(plan, target) is None:
+                yield Site(cls(la.name, None, OPEN), (("workers", workers),))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)

@@ -19,7 +19,7 @@ from emmy.ir.moves.base import (
     refuse_path,
     register,
 )
-from emmy.ir.moves.gpu_tiles import missing_loop
+from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops, refuse_own_loop
 from emmy.ir.target import Target
 
@@ -48,8 +48,7 @@ class Split(Move):
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         if not target.is_cpu:
-            missing = missing_loop(plan, target)
-            if missing is not None:
+            for missing in missing_loops(plan, target):
                 move = cls(missing.launch, None, missing.axis, missing.level, OPEN)
                 legal = tuple(x for x in missing.steps if move.fill({"step": x}).refuse(plan, target) is None)
                 if legal:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, multiple, ring_bytes, transfer_bytes
+from emmy.ir.gpu import TRANSFER_BYTES, by_groups, multiple, ring_bytes, transfer_bytes
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
-from emmy.ir.moves.gpu_tiles import missing_loop
+from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
@@ -21,6 +21,7 @@ TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "tma": ("tma", "smem", "swizzle128"),
 }
 LAYOUTS: dict[str, tuple[str, ...]] = {"pack": ("panel",), "smem": ("swizzle128", "pad", "row")}  # by the slots' space
+_DEPTHS = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 8, 10, 12))  # worth trying: else, of tma
 SELF = "all"  # the default role: every agent of the block
 
 
@@ -56,7 +57,7 @@ class Stage(Move):
             for transport, (capability, _, _) in TRANSPORTS.items():
                 if not target.can(capability):
                     continue
-                for value in _contracted(plan, la):
+                for value in contracted(plan, la):
                     depths = (1,) if transport == "pack" else (1, 2, 3, 4, 5, 6)
                     legal = tuple(
                         d for d in depths if cls(la.name, None, value, transport, d).refuse(plan, target) is None
@@ -69,16 +70,17 @@ class Stage(Move):
     @classmethod
     def _gpu_sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         """Both operands by one transport in rings of one depth; ldg where rows are too odd for the others."""
-        if missing_loop(plan, target) is not None:
+        if missing_loops(plan, target):
             return
         for la in plan.launches:
-            values = [v for v in _contracted(plan, la) if not la.tile.channel(v)]
+            values = [v for v in contracted(plan, la) if not la.tile.channel(v)]
             if not values or any(w.atoms for w in la.tile.works):
                 continue
             first = next(iter(la.tile.channels), None)
             found = {}
-            for transport in ("tma", "cp_async", "ldg"):
-                tried = range(1, 7) if first is None else (first.depth,)
+            # Warpgroups' instructions read what the copy engine wrote without a fence between.
+            for transport in ("tma",) if by_groups(la.tile.nest) else ("tma", "cp_async", "ldg"):
+                tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
                 depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
                 if depths and (first is None or first.transport == transport):
                     found[transport] = depths
@@ -182,7 +184,7 @@ class Stage(Move):
         return put(plan, la, replace(la.tile, channels=(*la.tile.channels, c), placements=(*la.tile.placements, place)))
 
 
-def _contracted(plan: Plan, la: Launch) -> tuple[str, ...]:
+def contracted(plan: Plan, la: Launch) -> tuple[str, ...]:
     """Inputs read by a work that folds an axis: the ones read more than once."""
     p, found = plan.program, []
     for w in la.tile.works:
