@@ -1,9 +1,9 @@
 """Optuna's tree-structured Parzen estimator over the flattened space, by ask and tell. The only module that knows Optuna.
 
 Every decision of the space is one categorical parameter with a fixed domain: ordered ones did worse as integers, whose
-neighbours TPE takes to behave alike (16, 32 and 48 do not). What TPE suggests is walked down the tree, illegal
-values repaired to the nearest legal ones, and what it is told is the point that was really measured. With a model, the
-best predicted of several suggestions is taken.
+neighbours TPE takes to behave alike (16, 32 and 48 do not). What TPE suggests is walked down the tree, illegal values
+repaired to the nearest legal ones, and what it is told is the point that was really measured; failures count as worse
+than every time. With a model, the best predicted of several suggestions is taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-_STARTUP = 12  # random trials before TPE
+_STARTUP = 30  # random trials before TPE, which afterwards rarely leaves the region of the best of them
 _PER_POINT = 4  # suggestions a proposal, when a model can tell them apart
 _TRIES = 4  # suggestions without a new point at or near them, a proposal
 _NEAR = 12  # neighbours looked at where a suggestion was seen before
@@ -86,24 +86,27 @@ class OptunaStrategy(Strategy):
     def learn(self, trials: Sequence[Trial]) -> None:
         import optuna
 
+        states = optuna.trial.TrialState
         for trial in trials:
-            number = self._asked.pop(trial.point.key, None)
-            if number is not None and trial.time_us is not None and trial.point.key not in self._repaired:
-                self._study.tell(number, math.log2(trial.time_us))
+            key, number = trial.point.key, self._asked.pop(trial.point.key, None)
+            # TPE leaves failed trials out of its account; pruned ones are worse than every time, so it learns to avoid them.
+            state = states.PRUNED if trial.time_us is None else states.COMPLETE
+            value = None if trial.time_us is None else math.log2(trial.time_us)
+            if number is not None and key not in self._repaired:
+                self._study.tell(number, value, state)
                 continue
             if number is not None:
                 self._give_up(number)  # the point as measured takes its place
             params = {
                 n: nearest(self._decisions[n].values, v)[0] for n, v in trial.point.choices if n in self._decisions
             }
-            failed = trial.time_us is None
             self._study.add_trial(
                 optuna.trial.create_trial(
-                    state=optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE,
-                    value=None if trial.time_us is None else math.log2(trial.time_us),
+                    state=state,
+                    value=value,
                     params=params,
                     distributions={n: self._distributions[n] for n in params},
-                    user_attrs={"key": trial.point.key},
+                    user_attrs={"key": key},
                 )
             )
 

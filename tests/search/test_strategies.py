@@ -116,3 +116,15 @@ def test_optunas_study_is_a_journal_that_another_process_can_open(tmp_path: Path
     assert study.best_value == pytest.approx(
         min(space.log2_time(space.features([t.point]))[0] for t in told if t.time_us)
     )
+
+
+def test_optuna_keeps_away_from_what_fails_even_where_times_say_nothing() -> None:
+    space, failed = ToySpace(), 0
+    for seed in range(2):
+        strategy = OptunaStrategy(space, seed=seed)
+        for i in range(70):
+            (point,) = strategy.ask(1)
+            fails = space.trial(point).time_us is None
+            strategy.tell([Trial(point, None if fails else 100.0)])
+            failed += fails and i >= 30
+    assert failed <= 4  # of 80; 18 in 100 points of the space fail
