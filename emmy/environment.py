@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -129,15 +130,17 @@ def _gpus() -> Iterator[Check]:
         yield Check("NVIDIA driver", "ok", version)
     else:
         step = (
-            "kernels for GPUs can be shown, compiled and emulated here, and rows of other machines be used; "
-            "`emmy tune --gpu cpu` measures on this processor"
+            "kernels for GPUs can be shown, compiled, emulated and predicted here (`emmy tune --gpu rtx4090`), and rows "
+            "of other machines be used; `emmy tune --gpu cpu` measures on this processor"
         )
         yield Check("GPU", "note", f"none to measure on: {why_no_gpu()}", step)
     yield _nvrtc(found)
     for gpu in found:
         yield _gpu(gpu)
         yield _lock_of(gpu_lock_name(gpu), f"GPU {gpu.index} lock", "nobody measures on it")
-    if found and not _torch_cuda():
+    if found and (cuda := _torch_cuda()):
+        yield Check("torch on the GPU", "ok", f"built for CUDA {cuda}: the stock kernel to race against")
+    elif found:
         step = "pip install a torch that is built for CUDA; without it there is no stock kernel to race against"
         yield Check("torch on the GPU", "note", "no: torch is missing, or built without CUDA", step)
 
@@ -238,8 +241,7 @@ def _models(home: Path) -> Iterator[Check]:
     from emmy.runtime.cuda_driver import gpus
 
     for name in dict.fromkeys(("cpu", *filter(None, map(target_of, gpus())))):
-        target = load_target(name)
-        yield _guarded(f"model for {name}", lambda target=target: _model(target, home))  # type: ignore[misc]
+        yield _guarded(f"model for {name}", partial(_model, load_target(name), home))
 
 
 def _model(target: Target, home: Path) -> Check:

@@ -118,7 +118,7 @@ def test_doctor_says_how_the_card_is_set_and_who_else_is_there(machine: Machine)
     ):
         assert fact in checks["GPU 0"][1]
     assert checks["GPU 0 lock"] == ("ok", "nobody measures on it")
-    assert "sm_89" in checks["NVRTC"][1] and "model for rtx4090" in checks
+    assert "sm_89" in checks["NVRTC"][1] and "model for rtx4090" in checks and "torch on the GPU" in checks
     busy = doctor(machine, FAKE_NVML_OTHER="1", FAKE_NVML_MODE="2", FAKE_CUDA_NAME="NVIDIA GeForce RTX 4080")["GPU 0"]
     assert busy[0] == "note"
     for piece in ("target -", "no target describes it", "prohibited", "-c DEFAULT", "1 other processes", "contended"):
