@@ -15,9 +15,11 @@ from math import ceil, log2, nan, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from emmy.costmodel.multiprocessor import Residency, bounds, residency, traffic, wave_bytes
 from emmy.costmodel.traffic import LoopNest, Operand, set_share, steps
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
+from emmy.ir.gpu import WARP
 from emmy.ir.ops.op import Op
 from emmy.ir.plan import BLOCK_LEVELS, Atom, Channel, Launch, Plan, Work
 from emmy.ir.program import upper
@@ -25,7 +27,7 @@ from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
 
 # Raise it whenever a feature's meaning changes under the same name; a test holds the values of known plans.
-VERSION = 1
+VERSION = 2
 
 ROOF = "log2_roof_us"
 NAMES: tuple[str, ...] = (
@@ -43,13 +45,17 @@ NAMES: tuple[str, ...] = (
     # flops a byte that passes a cache
     "intensity_near", "intensity_mid", "intensity_far", "sums_moved",
     # the innermost tile
-    "is_fma", "is_dot", "is_mma", "is_wgmma", "atom_m", "atom_n", "vector_share", "sums", "sums_of_registers",
-    "loads_per_fma", "unroll", "log2_steps",
+    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "atom_m", "atom_n", "vector_share",
+    "sums", "registers_of_limit", "loads_per_fma", "unroll", "log2_steps",
     # padding
     "waste_m", "waste_n", "waste_k",
     # staging
     "a_staged", "b_staged", "depth", "log2_staged_per_flop", "a_repeats", "b_repeats", "staged_of_tile_memory",
     "a_stride_zeros", "b_stride_zeros",
+    # a GPU's multiprocessors
+    "by_tma", "by_ldg", "ahead", "log2_raster", "log2_warps", "blocks_together", "threads_of_limit", "log2_waves",
+    "wave_idle", "log2_wave_bytes", "log2_in_flight", "log2_read_conflict", "log2_fill_conflict", "log2_store_conflict",
+    "log2_shared_over_roof", "log2_l2_over_roof", "log2_stores_over_roof", "log2_chain_over_roof", "log2_bound_over_roof",
 )  # fmt: skip
 
 
@@ -77,7 +83,7 @@ def features(op: Op, plan: Plan, target: Target, threads: int = 1) -> NDArray[np
     """float64 [n_features] of a plan that `threads` cores of a CPU run; columns follow `feature_names`."""
     launch, work = dominant_work(plan)
     view = _View(op, plan, target, threads, launch, work)
-    groups = (_problem, _blocks, _loops, _caches, _atom, _padding, _staging)
+    groups = (_problem, _blocks, _loops, _caches, _atom, _padding, _staging, _multiprocessors)
     values = {name: value for group in groups for name, value in group(view).items()}
     return np.array([values[name] for name in NAMES], dtype=np.float64)
 
@@ -119,8 +125,11 @@ class _View:
         self.b: Operand | None = reads[1] if len(reads) > 1 else None
         self.tile_depth = sum(x.axis in self.nest.axes for x in self.tile.nest)
         self.block_depth = sum(x.axis in self.nest.axes for x in self.tile.nest[: self.tile.n_block_loops])
+        self.residency: Residency | None = None
         self.atom = next((a for a in work.atoms if a.stage == work.stage), work.atoms[0] if work.atoms else None)
         cpu = target.is_cpu
+        if not cpu and self.atom is not None and self.atom.stage == work.stage and "k" in self.role:
+            self.residency = residency(plan, launch, work, self.atom, target)
         # near: what feeds the arithmetic; mid: one agent's share of the next level; far: of the last one.
         self.near = float(target.l1d_bytes if cpu else target.smem_block_bytes)
         self.mid = float(target.l2_bytes if cpu else target.l2_bytes / max(target.n_sms, 1))
@@ -231,7 +240,7 @@ def _sliver_share(v: _View, operand: Operand, cache_bytes: float) -> float:
 
 
 def _atom(v: _View) -> Mapping[str, float]:
-    atom, kinds = v.atom, ("fma", "dot", "mma", "wgmma")
+    atom, kinds = v.atom, ("fma", "dot", "mma", "hybrid", "f16", "simt", "wgmma")
     flags = {f"is_{kind}": float(atom is not None and atom.name == kind) for kind in kinds}
     if atom is None:
         rest = (
@@ -239,7 +248,7 @@ def _atom(v: _View) -> Mapping[str, float]:
             "atom_n",
             "vector_share",
             "sums",
-            "sums_of_registers",
+            "registers_of_limit",
             "loads_per_fma",
             "unroll",
             "log2_steps",
@@ -249,14 +258,16 @@ def _atom(v: _View) -> Mapping[str, float]:
     inner = atom.name == "dot"  # its vectors run along k: one vector of partial sums an element
     vectors = atom.m * atom.n if inner else atom.m * atom.n / atom.width
     rows, columns = float(atom.m), float(atom.n if inner else atom.n / atom.width)
-    registers = v.target.vector_registers if v.target.is_cpu else v.target.max_regs_thread
+    used, registers = vectors, v.target.vector_registers
+    if v.residency is not None:
+        used, registers = float(v.residency.registers), v.target.max_regs_thread
     k_left = v.nest.extent(v.tile_depth, v.role["k"]) if "k" in v.role else 1
     return flags | {
         "atom_m": float(atom.m),
         "atom_n": float(atom.n),
         "vector_share": atom.width / lanes if lanes else nan,
         "sums": float(vectors),
-        "sums_of_registers": vectors / registers if registers else nan,
+        "registers_of_limit": used / registers if registers else nan,
         "loads_per_fma": (rows + columns * _loads_a_vector(v, atom)) / (rows * columns),
         "unroll": float(v.work.unroll),
         "log2_steps": _log(k_left / (atom.k * v.work.unroll)),
@@ -316,3 +327,41 @@ def _stride_zeros(v: _View, operand: Operand) -> float:
         return nan
     stride = operand.element_bytes * upper(v.plan.program.dim(operand.axes[-1]))
     return float(min((stride & -stride).bit_length() - 1, 12))
+
+
+def _multiprocessors(v: _View) -> Mapping[str, float]:
+    """Times are against the roofline's, bytes on their way against what memory delivers to a multiprocessor in 1 us."""
+    names = NAMES[NAMES.index("by_tma") :]
+    r, t = v.residency, v.target
+    moved = traffic(v.plan, v.launch, v.work, v.atom, t) if r is not None and v.atom is not None else None
+    if r is None or moved is None:
+        return dict.fromkeys(names, nan)
+    transports = {c.transport for c in v.tile.channels}
+    roof = roofline_us(v.cost, t, v.plan.program.inputs[0].dtype)
+    least = bounds(moved, r, t, roof.compute_us)
+    slots = t.n_sms * r.blocks
+    waves = moved.blocks / slots
+    out = {
+        "by_tma": float("tma" in transports),
+        "by_ldg": float("ldg" in transports),
+        "ahead": float(v.work.ahead),
+        "log2_raster": _log(v.tile.order.group),
+        "log2_warps": _log(r.threads / WARP),
+        "blocks_together": float(r.blocks),
+        "threads_of_limit": r.blocks * r.threads / t.max_threads_sm,
+        "log2_waves": _log(waves),
+        "wave_idle": 1.0 - waves / ceil(waves),
+        "log2_wave_bytes": _log(wave_bytes(v.plan, v.launch, v.work, slots) / v.cost.bytes),
+        "log2_in_flight": _log(r.blocks * moved.in_flight_bytes / (t.dram_gbs * 1e3 / t.n_sms)),
+        "log2_read_conflict": _log(moved.reads.conflict),
+        "log2_fill_conflict": _log(moved.fills.conflict),
+        "log2_store_conflict": _log(moved.stores.conflict),
+    }
+    times = {
+        "shared": least.shared_us,
+        "l2": least.l2_us,
+        "stores": least.stores_us,
+        "chain": least.chain_us,
+        "bound": max(roof.time_us, least.time_us),
+    }
+    return out | {f"log2_{name}_over_roof": _log(time / roof.time_us) for name, time in times.items()}

@@ -46,7 +46,7 @@ def test_blocks_tiles_and_sums_are_those_of_the_printed_plan() -> None:
     v = _values("matmul:200x192x256:f32", TILED, threads=2)
     assert 2 ** v["log2_blocks"] == pytest.approx(4) and v["blocks_per_unit"] == 2 and v["tail_idle"] == 0
     assert [2 ** v[f"log2_tile_{a}"] for a in "mnk"] == [64, 96, 128]
-    assert (v["sums"], v["sums_of_registers"], v["loads_per_fma"]) == (6, 6 / 16, 5 / 6)
+    assert (v["sums"], v["registers_of_limit"], v["loads_per_fma"]) == (6, 6 / 16, 5 / 6)
     assert (v["order_code"], v["k_depth"], v["unroll"]) == (2 * 5 + 3, 1, 4)
 
 
@@ -129,11 +129,39 @@ def test_every_plan_has_features_that_are_finite_or_do_not_apply(op: str, schedu
     assert np.isfinite([v["log2_roof_us"], v["log2_flops"], v["intensity_near"], v["log2_blocks"]]).all()
 
 
+GPU_OP = "matmul:512x4096x3840:f16:nk"
+GPU_TILE = "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,64) k0/split(m,warp,64) k0/split(n,warp,32)"
+GPU_SCHEDULES = (
+    "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,64)",
+    f"{GPU_TILE} k0/stage(A,cp_async,3,pad) k0/stage(B,cp_async,3,row) k0.C/atom(mma,16,8,16)",
+    f"{GPU_TILE} k0/raster(4) k0/stage(A,tma,4) k0/stage(B,tma,4) k0.C/atom(hybrid,16,8,32) k0.C/pipeline()",
+)
+
+
 def test_a_gpu_plan_has_features_too() -> None:
     gpu = load_target("h200")
-    v = _values("matmul:512x4096x3840:f16:nk", "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,64)", gpu)
-    assert 2 ** v["log2_blocks"] == pytest.approx(128) and v["tail_idle"] == pytest.approx(4 / 132)
-    assert not np.isinf(list(v.values())).any()
+    for schedule in GPU_SCHEDULES:
+        v = _values(GPU_OP, schedule, gpu)
+        assert 2 ** v["log2_blocks"] == pytest.approx(128) and v["tail_idle"] == pytest.approx(4 / 132)
+        assert not np.isinf(list(v.values())).any()
+
+
+def test_a_gpu_plan_tells_conflicts_residency_and_what_is_under_way() -> None:
+    v = _values(GPU_OP, GPU_SCHEDULES[1], load_target("h200"))
+    # rows of 128 bytes meet in the same banks: one wave for each of eight; 16 of 24 reads are A's, without conflicts
+    assert 2 ** v["log2_read_conflict"] == pytest.approx((16 * 1 + 8 * 8) / 24)
+    assert (v["blocks_together"], v["threads_of_limit"], v["by_tma"]) == (2, 2 * 256 / 2048, 0)
+    assert v["wave_idle"] == pytest.approx(1 - 128 / 264)
+    assert 2 ** v["log2_in_flight"] == pytest.approx(2 * 2 * 2 * 128 * 64 * 2 / (4.8e6 / 132))
+    v = _values(GPU_OP, GPU_SCHEDULES[2], load_target("h200"))
+    assert (v["log2_read_conflict"], v["log2_fill_conflict"], v["by_tma"], v["ahead"]) == (0, 0, 1, 1)
+    assert (v["log2_raster"], v["log2_store_conflict"]) == (2, 1)  # 16 bytes of every row: half of a sector
+    assert v["log2_bound_over_roof"] >= max(0, v["log2_chain_over_roof"], v["log2_shared_over_roof"])
+
+
+def test_a_cpu_plan_has_nothing_of_multiprocessors() -> None:
+    v = _values("matmul:200x192x256:f32", TILED)
+    assert np.isnan([v[name] for name in feature_names()[feature_names().index("by_tma") :]]).all()
 
 
 def test_the_same_ratios_describe_a_plan_on_a_machine_twice_as_large() -> None:
@@ -145,8 +173,10 @@ def test_the_same_ratios_describe_a_plan_on_a_machine_twice_as_large() -> None:
 def test_a_changed_meaning_needs_a_new_version() -> None:
     """When this fails, features changed under models already trained: raise `VERSION`, then put the new hash here."""
     rows = [features(parse_op("matmul:200x192x256:f32"), _plan("matmul:200x192x256:f32", s), CPU, 2) for s in SCHEDULES]
+    gpu = load_target("h200")
+    rows += [features(parse_op(GPU_OP), _plan(GPU_OP, s, gpu), gpu) for s in GPU_SCHEDULES]
     text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
-    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "7b3a77a13e8271bc")
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (2, "86d89c71e3978f52")
 
 
 def test_the_digest_follows_names_and_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,156 @@
+"""What is counted from a plan is what the emulator counts from its text: exactly, where blocks are whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emmy.codegen.build import SourceUnit, source
+from emmy.codegen.emulated import emulate_plan
+from emmy.codegen.emulator import EmuStats
+from emmy.codegen.gpu_build import build
+from emmy.costmodel.features import dominant_work, feature_names, features
+from emmy.costmodel.multiprocessor import Residency, Traffic, bounds, residency, traffic, wave_bytes
+from emmy.ir.ops import parse_op
+from emmy.ir.schedule import replay
+from emmy.ir.target import load_target
+from emmy.testing.five_plans import FIVE_PLANS, Example
+from tests.cuda_codegen.emulated import random_run
+
+TILE = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(m,warp,32) k0/split(n,warp,32)"
+MMA, SIMT, SMALL = "mma,16,8,16", "simt,16,32,4", "simt,8,8,4"
+# op's dtype and options, gpu, transport, layout, atom
+CASES = [
+    *((f"f16{nk}", "rtx4090", "cp_async", layout, MMA) for nk in ("", ":nk") for layout in ("", ",pad", ",row")),
+    *((f"f16{nk}", "h200", "tma", layout, "hybrid,16,8,32") for nk in ("", ":nk") for layout in ("", ",row")),
+    *((f"f32{nk}", "a100", "cp_async", layout, SIMT) for nk in ("", ":nk") for layout in ("", ",pad", ",row")),
+    ("bf16:nk,bias", "rtx5090", "tma", "", MMA),
+    ("f16", "rtx3090", "ldg", "", MMA),
+    ("f32:nk", "rtx4090", "ldg", ",pad", SMALL),
+    ("f16", "rtx4090", "cp_async", "", SMALL),
+]  # fmt: skip
+
+
+def _unit(op: str, schedule: str, gpu: str) -> SourceUnit:
+    return source(parse_op(op), schedule, load_target(gpu))
+
+
+def _schedule(transport: str, layout: str, atom: str, depth: int = 2) -> str:
+    return f"{TILE} k0/stage(A,{transport},{depth}{layout}) k0/stage(B,{transport},{depth}{layout}) k0.C/atom({atom})"
+
+
+def _both(op: str, schedule: str, gpu: str) -> tuple[Traffic, EmuStats]:
+    unit = _unit(op, schedule, gpu)
+    launch, work = dominant_work(unit.plan)
+    moved = traffic(unit.plan, launch, work, work.atoms[0], load_target(gpu))
+    assert moved is not None
+    _, stats = emulate_plan(unit, parse_op(op).inputs("normal", 1), eager=True)
+    return moved, stats[unit.plan.launches.index(launch)]
+
+
+@pytest.mark.parametrize(("kind", "gpu", "transport", "layout", "atom"), CASES)
+def test_the_plan_tells_the_waves_bytes_and_sectors_of_its_text(
+    kind: str, gpu: str, transport: str, layout: str, atom: str
+) -> None:
+    moved, counted = _both(f"matmul:128x128x96:{kind}", _schedule(transport, layout, atom), gpu)
+    assert (moved.reads.taken, moved.reads.ideal) == (counted.smem_load_waves, counted.smem_load_waves_ideal)
+    assert (moved.stores.taken, moved.stores.ideal) == (
+        counted.global_store_sectors,
+        counted.global_store_sectors_ideal,
+    )
+    assert counted.global_store_bytes == 128 * 128 * (4 if kind.startswith("f32") else 2)
+    if transport == "ldg":
+        assert moved.fills.taken == counted.smem_store_waves
+        assert moved.copied_bytes == counted.smem_store_bytes <= counted.global_load_bytes
+        return
+    assert moved.copied_bytes == counted.cp_async_bytes + counted.tma_load_bytes
+    # What the last iterations ask for beyond the end, cp.async fills with zeros: as many conflicts, more waves.
+    ideal = counted.smem_store_waves_ideal
+    assert moved.fills.conflict == (counted.smem_store_waves / ideal if ideal else 1)
+    assert moved.fills.taken <= counted.smem_store_waves
+
+
+def test_rows_without_a_layout_conflict_and_the_swizzle_does_not() -> None:
+    plain, _ = _both("matmul:128x128x96:f16:nk", _schedule("cp_async", ",row", MMA), "rtx4090")
+    swizzled, _ = _both("matmul:128x128x96:f16:nk", _schedule("cp_async", "", MMA), "rtx4090")
+    assert plain.reads.conflict == 4 and swizzled.reads.conflict == swizzled.fills.conflict == 1
+
+
+@pytest.mark.parametrize("op", ["matmul:100x128x96:f16", "matmul:128x136x96:f16:nk"])
+def test_ragged_edges_are_counted_as_whole_blocks(op: str) -> None:
+    moved, counted = _both(op, _schedule("cp_async", "", MMA), "rtx4090")
+    assert moved.reads.taken == counted.smem_load_waves
+    assert moved.copied_bytes >= counted.cp_async_bytes and moved.stores.taken >= counted.global_store_sectors
+
+
+def test_parts_of_a_split_fold_are_stored_in_f32() -> None:
+    schedule = "k0/splitk(C,3) " + _schedule("cp_async", "", MMA)
+    moved, counted = _both("matmul:128x128x192:f16", schedule, "rtx4090")
+    assert (moved.stores.taken, moved.blocks, moved.turns) == (counted.global_store_sectors, 12, 2)
+    assert counted.global_store_bytes == 3 * 4 * 128 * 128
+
+
+def _residency(gpu: str, schedule: str, op: str = "matmul:512x512x512:f16") -> tuple[SourceUnit, Residency]:
+    unit = _unit(op, schedule, gpu)
+    launch, work = dominant_work(unit.plan)
+    return unit, residency(unit.plan, launch, work, work.atoms[0], load_target(gpu))
+
+
+def test_shared_memory_or_threads_or_registers_say_how_many_blocks_fit() -> None:
+    _, small = _residency("h200", _schedule("cp_async", "", MMA))
+    # 32 sums, two sets of 16 operands, 16 others; a quarter of a multiprocessor deals its 16,384 registers to 6 warps
+    assert (small.threads, small.registers, small.blocks) == (128, 80, 6)
+    _, deep = _residency("h200", _schedule("cp_async", "", MMA, depth=6))
+    assert deep.blocks == 233472 // (6 * 8192 + 1024)
+
+
+def test_the_estimate_of_registers_is_near_what_the_compiler_takes() -> None:
+    unit, r = _residency("h200", _schedule("tma", "", MMA, depth=3))
+    taken = build(unit, load_target("h200")).static["registers"]
+    assert taken * 0.7 <= r.registers <= taken * 1.4
+
+
+def test_a_wave_in_groups_of_rows_touches_less() -> None:
+    tma = _schedule("tma", "", MMA)
+    stage = tma.index("k0/stage")
+    bytes_of = {}
+    for raster in ("", "k0/raster(8) "):
+        plan = _unit("matmul:2048x2048x512:f16", tma[:stage] + raster + tma[stage:], "h200").plan
+        launch, work = dominant_work(plan)
+        assert wave_bytes(plan, launch, work, 32 * 32) == 2 * 2 * 2048 * 512  # one wave reads both operands once
+        bytes_of[raster] = wave_bytes(plan, launch, work, 64)
+    # 16 waves of 64 blocks, of 64 x 64 each: two rows of 32, or eight rows of 8
+    assert list(bytes_of.values()) == [16 * 2 * 512 * 64 * (2 + 32), 16 * 2 * 512 * 64 * (8 + 8)]
+
+
+def test_bounds_are_those_of_the_busiest_multiprocessor() -> None:
+    target = load_target("h200")
+    unit, r = _residency("h200", _schedule("tma", "", MMA, depth=4), "matmul:1024x1024x2048:f16")
+    launch, work = dominant_work(unit.plan)
+    moved = traffic(unit.plan, launch, work, work.atoms[0], target)
+    assert moved is not None and moved.blocks == 256 and moved.turns == 64
+    least = bounds(moved, r, target, compute_us=10.0)
+    assert least.arithmetic_us == pytest.approx(10.0 * 2 * 132 / 256)  # two blocks on some, one on others
+    assert least.chain_us == (64 + 4) / 4  # both at once, four fills under way
+    assert least.time_us == max(least.chain_us, least.arithmetic_us, least.shared_us, least.l2_us, least.stores_us)
+
+
+@pytest.mark.parametrize("example", [e for e in FIVE_PLANS if not e.target.startswith("cpu")], ids=lambda e: e.name)
+def test_plans_that_are_no_plain_matmul_are_counted_or_left_out(example: Example) -> None:
+    target = load_target(example.target)
+    plan = replay(example.program, example.schedule, target)
+    for launch in plan.launches:
+        for work in launch.tile.works:
+            for atom in (a for a in work.atoms if a.stage == work.stage):
+                assert 1 <= residency(plan, launch, work, atom, target).blocks <= target.max_blocks_sm
+                moved = traffic(plan, launch, work, atom, target)
+                assert moved is None or (moved.copied_bytes > 0 and moved.reads.conflict == 1)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_a_search_may_choose_has_features(seed: int) -> None:
+    run = random_run(seed)
+    op, target = parse_op(run.op), load_target(run.gpu)
+    v = dict(zip(feature_names(), features(op, replay(op.program(), run.schedule, target), target), strict=True))
+    assert not np.isinf(list(v.values())).any()
+    assert v["log2_read_conflict"] >= 0 and v["log2_bound_over_roof"] >= 0 and v["blocks_together"] >= 1
