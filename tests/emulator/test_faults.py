@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from emmy.codegen.build import source
+from emmy.codegen.emulated import emulate_plan
 from emmy.codegen.emulator import EmuResult, TensorMap, emulate
 from emmy.codegen.ptx import prelude, used
 from emmy.errors import CompileError, EmuError, UsageError
+from emmy.ir.ops import parse_op
+from emmy.ir.target import load_target
 from tests.emulator.cases import CASES
 
 
@@ -30,6 +37,22 @@ def test_a_race_names_both_accesses_and_their_lines() -> None:
     assert "emmy_sts_b32(smem + emmy_warp_index() * 4, part);" in text
     assert "emmy_lds_b128(parts, smem);" in text
     assert "block (0, 0, 0), thread" in text
+
+
+@pytest.mark.parametrize("pipeline", ["", " k0.C/pipeline()"])
+def test_a_generated_ring_needs_its_readers_fences_before_tma_refills_it(pipeline: str) -> None:
+    schedule = (
+        "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,16) "
+        f"k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(mma,16,8,16){pipeline}"
+    )
+    op = parse_op("matmul:32x32x160:f16:nk")
+    unit = source(op, schedule, load_target("rtx5090"))
+    emulate_plan(unit, op.inputs("normal", 1), seed=1)
+    without = replace(unit, text=re.sub(r"^ +emmy_fence_async\(\);\n", "", unit.text, flags=re.MULTILINE))
+    assert without.text != unit.text
+    with pytest.raises(EmuError, match=r"TMA load of .* passes no fence.proxy.async before it lets go") as caught:
+        emulate_plan(without, op.inputs("normal", 1), seed=1)
+    assert caught.value.kind == "proxy"
 
 
 def test_lanes_of_one_warp_race_too() -> None:
