@@ -127,7 +127,7 @@ class Forecast:
         if card.residual_log2 is None:
             why = f"the {card.target} model, which no held-out problem has judged: a factor of two is assumed"
         else:
-            why = f"the {card.target} model's held-out error within a problem, a lower bound of its error"
+            why = f"the {card.target} model's held-out error within a problem, without the error of a problem's level"
         return -_Z * spread, 0.0, _Z * spread, why
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +22,10 @@ from emmy.costmodel.fit import Samples
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.train import train
 from emmy.errors import CompileError
-from emmy.ir.ops import parse_op
+from emmy.ir.ops import Op, parse_op
 from emmy.ir.target import Target, load_target
 from emmy.measure.fake import FakeMeasurer
+from emmy.search.emulator_check import Check
 from emmy.search.predict import Predicting
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Point
@@ -110,36 +113,40 @@ def test_a_measured_winner_takes_the_place_of_a_prediction(emmy: Emmy, predicted
     assert record["predicted"] is None and record["time_us"]
 
 
-def test_a_cpu_s_model_predicts_no_gpu(emmy: Emmy, tmp_path: Path) -> None:
-    model = _model(tmp_path, "cpu-portable")
+def test_a_cpu_s_model_predicts_no_gpu(emmy: Emmy, trained: CostModel, tmp_path: Path) -> None:
+    model = _saved(trained, "cpu-portable", tmp_path)
     said = emmy(*ARGUMENTS, "--model", model)
     assert said.code == 2 and "cannot be told from a CPU's" in said.err
 
 
 @pytest.mark.parametrize("gpu", ["rtx5090", "h200"])
 def test_a_model_of_one_card_leads_on_another_and_is_calibrated_on_its_own_only(
-    emmy: Emmy, tmp_path: Path, gpu: str
+    emmy: Emmy, trained: CostModel, tmp_path: Path, gpu: str
 ) -> None:
-    model = _model(tmp_path, "h200")
-    said = emmy("tune", OP, "--gpu", gpu, "--budget", "3", "--model", model, "--json")
+    model = _saved(trained, "h200", tmp_path)
+    said = emmy("tune", OP, "--gpu", gpu, *ARGUMENTS[4:], "--model", model, "--json")
     (record,) = said.of("tune")
     assert said.code == 0 and record["model_target"] == "h200" and record["calibrated"] == (gpu == "h200")
     assert ("no row is of" in str(record["basis"])) == (gpu != "h200")
 
 
-def _model(folder: Path, target: str) -> Path:
-    """The file of a model of a few GPU schedules, given out as the target's."""
+@pytest.fixture(scope="module")
+def trained() -> CostModel:
+    """A model of a few schedules of one op, with made-up times."""
     op = parse_op("matmul:128x128x128:f16")
     space = ScheduleSpace(op, load_target("h200"))
     keys = list(dict.fromkeys(space.sample(random.Random(i)).key for i in range(40)))
-    x = space.features([Point(k, ()) for k in keys])
     rows = np.repeat(np.arange(len(keys)), 2)
-    n = np.zeros(len(rows), dtype=np.int64)
+    x, n = space.features([Point(k, ()) for k in keys])[rows], np.zeros(len(rows), dtype=np.int64)
     times, texts = np.asarray(10.0 + rows, dtype=np.float64), tuple(keys[i] for i in rows)
-    samples = Samples(x[rows], times, n, ("p",), n, (op.key,), texts, ("",) * len(rows), feature_set(), ROOF)
-    trained = train(samples, target, seeds=(0,)).model
+    samples = Samples(x, times, n, ("p",), n, (op.key,), texts, ("",) * len(rows), feature_set(), ROOF)
+    return train(samples, "h200", seeds=(0,)).model
+
+
+def _saved(model: CostModel, target: str, folder: Path) -> Path:
+    """The model's file, given out as a judged one of the target."""
     path = folder / "model.txt"
-    CostModel(replace(trained.card, residual_log2=0.3), trained.text, "").save(path)
+    CostModel(replace(model.card, target=target, residual_log2=0.3), model.text, "").save(path)
     return path
 
 
@@ -152,6 +159,17 @@ def test_where_everything_spills_the_command_fails_and_says_so(emmy: Emmy, monke
     (record,) = said.of("tune")
     assert said.code == 1 and record["verdict"] == "nothing passed"
     assert "spills 8 bytes" in json.dumps(record["rejected"]) and "rejected by the compiler" in said.err
+
+
+def test_ctrl_c_ends_the_search_and_keeps_the_best_so_far(emmy: Emmy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(op: Op, schedule: str, target: Target) -> Check:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Check(op.key)
+
+    monkeypatch.setattr(api, "Predicting", partial(Predicting, checker=interrupted))
+    said = emmy("tune", OP, "matmul:64x64x128:f16", *ARGUMENTS[2:], "--json")
+    assert said.code == 130 and "the best prediction so far is kept" in said.err
+    assert [r["op"] for r in said.of("tune")] == ["matmul:64x64x128:f16"], "the one in flight, and no further op"
 
 
 def test_threads_are_of_a_cpu(emmy: Emmy) -> None:
