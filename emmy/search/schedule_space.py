@@ -26,8 +26,9 @@ from emmy.search.space import Decision, Node, Point, Value
 DONE = "done"
 _LISTABLE = 4000
 # Steps of a GPU's loops in the default schedule. Eight warps of 32 x 64 share a block of 128 x 128 with 96 to 236 registers
-# a thread; four of 64 x 64 need 224 for sums and operands alone, and spill as soon as an epilogue loads something.
-_USUAL = (("grid", 128), ("serial", 32), ("warp", 32))
+# a thread; four of 64 x 64 need 224 for sums and operands alone, and spill as soon as an epilogue loads something. So does
+# a warpgroup of 128 x 128, at 223 to 254; two of 64 x 128 need 90 to 166.
+_USUAL = (("grid", 128), ("serial", 32), ("warp", 32), ("warpgroup", 64))
 _TRIES = 500  # nodes that the default walk may visit
 _KEPT = 20_000  # lists of sites remembered while knobs are chosen
 _LONGEST = 24  # moves; a guard against a move that offers itself for ever
