@@ -103,9 +103,12 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     n_threads = threads(plan, launch)
     n_warps = n_threads // WARP
     smem = sum(ring_bytes(plan, tile, c) for c in tile.channels) + _RESERVED_BYTES
-    # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time.
+    # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time; roles deal again.
     each = min(target.max_regs_thread + 1, -(-registers // 8) * 8)
     by_registers = GROUP * (target.regs_sm // GROUP // (each * WARP)) // n_warps
+    dealt = sum(r.registers * r.agents * GROUP * WARP for r in tile.roles)
+    if dealt:
+        by_registers = target.regs_sm // dealt
     fit = (by_registers, target.smem_sm_bytes // smem, target.max_threads_sm // n_threads, target.max_blocks_sm)
     return Residency(registers, n_threads, max(1, min(fit)))
 

@@ -10,7 +10,7 @@ from emmy.codegen.emulated import emulate_plan
 from emmy.codegen.emulator import EmuStats
 from emmy.codegen.gpu_build import build
 from emmy.costmodel.features import dominant_work, feature_names, features
-from emmy.costmodel.multiprocessor import Residency, Traffic, bounds, residency, traffic, wave_bytes
+from emmy.costmodel.multiprocessor import WAVE_BYTES, Residency, Traffic, bounds, residency, traffic, wave_bytes
 from emmy.ir.ops import parse_op
 from emmy.ir.schedule import replay
 from emmy.ir.target import load_target
@@ -68,6 +68,20 @@ def test_the_plan_tells_the_waves_bytes_and_sectors_of_its_text(
     ideal = counted.smem_store_waves_ideal
     assert moved.fills.conflict == (counted.smem_store_waves / ideal if ideal else 1)
     assert moved.fills.taken <= counted.smem_store_waves
+
+
+@pytest.mark.parametrize("nk", ["", ":nk"])
+@pytest.mark.parametrize(("columns", "roles", "together"), [(64, "", 6), (32, "k0/specialize(2,40,232) ", 1)])
+def test_warpgroups_read_operands_for_every_instruction(nk: str, columns: int, roles: str, together: int) -> None:
+    op = f"matmul:128x128x128:f16{nk}"
+    schedule = (
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
+        f"k0/split(n,warpgroup,{columns}) k0/stage(A,tma,2) k0/stage(B,tma,2) {roles}k0.C/atom(wgmma,64,{columns},16)"
+    )
+    moved, counted = _both(op, schedule, "h200")
+    assert moved.reads.taken * WAVE_BYTES == counted.wgmma_bytes and moved.reads.conflict == 1
+    assert moved.stores.taken == counted.global_store_sectors and moved.copied_bytes == counted.tma_load_bytes
+    assert _residency("h200", schedule, op)[1].blocks == together
 
 
 def test_rows_without_a_layout_conflict_and_the_swizzle_does_not() -> None:

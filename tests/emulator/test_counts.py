@@ -93,4 +93,6 @@ def test_work_and_traffic_of_a_matmul_are_exact() -> None:
     assert stats.cp_async_bytes == steps * 64 * (2 * 100 + 2 * 64)
     stats = CASES["multicast"].run()
     assert stats.tma_load_bytes == 5 * (8192 + 2 * 4096)  # A once for both blocks
-    assert CASES["wgmma_ring"].run().wgmma_macs == 128 * 64 * 320
+    stats = CASES["wgmma_ring"].run()
+    assert stats.wgmma_macs == 128 * 64 * 320
+    assert stats.wgmma_bytes == 2 * (64 + 64) * 320 * 2  # two groups, each its half of A and all of B

@@ -33,6 +33,7 @@ class EmuStats:
     mma: int  # warp-level instructions
     wgmma: int
     wgmma_macs: int
+    wgmma_bytes: int  # operands in shared memory
     atomics: int
     block_syncs: int
     named_syncs: int

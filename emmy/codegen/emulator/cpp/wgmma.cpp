@@ -134,6 +134,7 @@ void wgmma_issue(const WgmmaShape& shape, float* d, u64 a, const u32* a_register
       chunks(decode(descriptor), mn_major, mn, [&](u32, u32, u32 address) {
         shared_at(block, address, 16, 16, "wgmma");
         race_read(clock, block, address, 16, by, true, "wgmma");
+        run.stats.wgmma_bytes += 16;
       });
     };
     if (!m.from_registers) look(m.a, first.shape.a_mn, 64);
