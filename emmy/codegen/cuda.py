@@ -30,6 +30,7 @@ from emmy.codegen.kernel import (
 )
 from emmy.codegen.kernel_gpu import (
     BLOCK,
+    ELECTED,
     SMEM,
     THREAD,
     UNROLL,
@@ -40,6 +41,7 @@ from emmy.codegen.kernel_gpu import (
     Further,
     GpuKernel,
     If,
+    LetUniform,
     LetWide,
     MapRef,
     Ref,
@@ -51,7 +53,8 @@ from emmy.codegen.kernel_gpu import (
 from emmy.errors import PlanError
 from emmy.ir.dtype import DType
 
-_WARP_NAMED = re.compile(rf"\b{WARP_INDEX.name}\b")
+_WORD_OF = re.compile(r"\b[a-z]+\b")
+_AGENTS = {WARP_INDEX: "emmy_warp_index", ELECTED: "emmy_elect"}
 _TYPE: dict[DType, str] = {"f32": "float", "f16": "u16", "bf16": "u16"}
 _WORD = {"f32": "float", "b32": "u32", "b16": "u16"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -82,18 +85,20 @@ class _Printer:
         smem = [f"  EMMY_SMEM({SMEM});"] if k.smem_bytes else []
         agents = [f"  const int {THREAD.name} = threadIdx.x, {BLOCK.name} = blockIdx.x;"]
         body = self._body(k.body, "  ")
-        if any(_WARP_NAMED.search(line) for line in body):
-            agents.append(f"  const int {WARP_INDEX.name} = emmy_warp_index();")
+        named = {word for line in body for word in _WORD_OF.findall(line)}
+        agents += [f"  const int {x.name} = {helper}();" for x, helper in _AGENTS.items() if x.name in named]
         return "\n".join([head, *smem, *agents, *body, "}"])
 
     def _body(self, body: tuple[Stmt, ...], pad: str) -> list[str]:
         return [line for s in body for line in self._stmt(s, pad)]
 
-    def _stmt(self, s: Stmt, pad: str) -> list[str]:
+    def _stmt(self, s: Stmt, pad: str) -> list[str]:  # noqa: C901  one case a statement
         match s:
             case LetInt(name, x):
                 const = "" if name in self._changed else "const "
                 return [f"{pad}{const}int {name} = {_whole(x)};"]
+            case LetUniform(name, x):
+                return [f"{pad}const int {name} = emmy_uniform({_whole(x)});"]
             case LetWide(name, helper, args):
                 return [f"{pad}const u64 {name} = {helper}({', '.join(_arg(a) for a in args)});"]
             case SetInt(name, x):

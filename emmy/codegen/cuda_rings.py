@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, both, plus, rest, same, times
-from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, Ref, SetInt, Stmt, flipped
+from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
 from emmy.ir.gpu import GROUP, WARP
 from emmy.ir.plan import BLOCK_LEVELS
@@ -20,7 +20,8 @@ from emmy.ir.plan import BLOCK_LEVELS
 _BARRIER = 8  # bytes of an mbarrier
 _MEET = Do("emmy_syncwarp")
 _QUIET = (_MEET, Do("emmy_fence_async"))
-_LEADER = same(THREAD, Int(0))  # the thread that speaks to the copy engine
+_FIRST = same(THREAD, Int(0))  # the thread that makes barriers ready
+_LEADER = both(same(WARP_INDEX, Int(0)), ELECTED)  # the thread that speaks to the copy engine
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Rings:
                 count = b.count if b.tx_bytes else b.count * self.warps_of_agent
                 begin.append(Do("emmy_mbar_init", (Ref(SMEM, Int(self.places[b.name] + i * _BARRIER)), Int(count))))
         if begin:
-            out += [If(_LEADER, (*begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
+            out += [If(_FIRST, (*begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
         return tuple(out)
 
     def _turns(self, values: tuple[str, ...]) -> tuple[Turn, ...]:
@@ -102,7 +103,7 @@ class Rings:
     def copy(self, ring: Ring, ahead: int) -> tuple[Stmt, ...]:
         copier, scope, exists = self.copiers[ring.value], self._filled(ring, ahead), self.exists(ring, ahead)
         if ring.channel.transport == "tma":
-            full = self.places[f"full_{ring.value}"]
+            full = next(self.places[b.name] for b in self.barriers if b.tx_bytes and ring.value in b.values)
             bar = plus(times(ring.turn.at(ahead), Int(_BARRIER)), Int(full))
             return only(both(exists, self.leader), copier.engine_fill(ahead, scope, bar))
         if ring.channel.transport == "ldg":
@@ -185,15 +186,13 @@ class Rings:
 
 def expect_first(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """A barrier hears how many bytes to expect before the copies that bring them begin."""
-    out = list(steps)
-    for i in range(len(out) - 1):
-        here, after = out[i], out[i + 1]
-        if (
-            isinstance(here, Copy)
-            and isinstance(after, BarArrive)
-            and (here.value, here.ahead) == (after.value, after.ahead)
-        ):
-            out[i], out[i + 1] = after, here
+    out: list[Step] = []
+    for s in steps:
+        at = len(out)
+        if isinstance(s, BarArrive):
+            while at and isinstance(last := out[at - 1], Copy) and last.ahead == s.ahead:
+                at -= 1
+        out.insert(at, s)
     return tuple(out)
 
 

@@ -22,6 +22,7 @@ from emmy.codegen.kernel import (
     View,
     Whole,
     below,
+    both,
     least,
     over,
     plus,
@@ -29,7 +30,21 @@ from emmy.codegen.kernel import (
     same,
     times,
 )
-from emmy.codegen.kernel_gpu import BLOCK, THREAD, Do, For, GpuKernel, If, Ref, Stmt, counter, evaluated, walk
+from emmy.codegen.kernel_gpu import (
+    BLOCK,
+    ELECTED,
+    THREAD,
+    WARP_INDEX,
+    Do,
+    For,
+    GpuKernel,
+    If,
+    Ref,
+    Stmt,
+    counter,
+    evaluated,
+    walk,
+)
 from emmy.codegen.steps import (
     Advance,
     BarArrive,
@@ -121,10 +136,11 @@ def _played(w: Walk, role: Role, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """What the threads of a role do: those that compute come first, one thread after them fills."""
     if role.name == SELF:
         return body
-    mine = below(THREAD, Int(w.threads))
+    first = Int(w.threads // WARP)
+    mine = below(WARP_INDEX, first)
     if not role.works:
-        body = (If(same(THREAD, Int(w.threads)), body),)
-        mine = below(Int(w.threads - 1), THREAD)
+        body = (If(both(same(WARP_INDEX, first), ELECTED), body),)
+        mine = below(Int(first.value - 1), WARP_INDEX)
     most = max(r.registers for r in w.launch.tile.roles)
     if most > registers_at_launch(w.plan, w.launch, w.target):  # otherwise there is nothing to gain
         body = (Do(f"emmy_setmaxnreg_{'inc' if role.works else 'dec'}<{role.registers}>"), *body)

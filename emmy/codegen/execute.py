@@ -272,7 +272,7 @@ class _Agent:
             case BarWait(b, x, ahead):
                 if ahead < self.left(x):
                     yield from self.wait(b, self.position[x] + ahead)
-                    self.deliver(b, x, ahead)
+                    self.deliver(b, ahead)
             case BarArrive(b, x, n, ahead):
                 if ahead < self.left(x) and self.gone(x) + ahead >= 0:
                     self.arrive(b, x, n, ahead)
@@ -364,17 +364,20 @@ class _Agent:
         ring = self.cta.bars[name]
         at = (self.position[value] + ahead) % len(ring)
         if ring[at].arrive(n) and ring[at].spec.tx_bytes:
-            self.cta.slots[value][at].counted = True
+            for filled in ring[at].spec.values:
+                self.cta.slots[filled][at].counted = True
 
-    def deliver(self, barrier: str, value: str, ahead: int) -> None:
+    def deliver(self, barrier: str, ahead: int) -> None:
         """A barrier was waited for: bytes it counts have landed and may be read by this role, or its readers are done."""
-        slots = self.cta.slots[value]
-        slot = slots[(self.position[value] + ahead) % len(slots)]
-        if not self.cta.bars[barrier][0].spec.tx_bytes:
-            slot.read = False
-        elif slot.counted:
-            slot.landed = True
-            slot.readers.add(self.role.role.name)
+        spec = self.cta.bars[barrier][0].spec
+        for told in spec.values:
+            slots = self.cta.slots[told]
+            slot = slots[(self.position[told] + ahead) % len(slots)]
+            if not spec.tx_bytes:
+                slot.read = False
+            elif slot.counted:
+                slot.landed = True
+                slot.readers.add(self.role.role.name)
 
     def wait(self, name: str, position: int) -> Iterator[bool]:
         ring = self.cta.bars.get(name)

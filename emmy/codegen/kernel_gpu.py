@@ -36,6 +36,7 @@ from emmy.codegen.kernel import (
 SMEM = "smem"  # the block's shared memory; positions in it are bytes
 THREAD = IntVar("thread")  # its number in the block
 WARP_INDEX = IntVar("warp")  # its warp's number in the block, known to be one number for all lanes
+ELECTED = IntVar("elected")  # 1 in one lane of each warp, known to be the only one; the same lane throughout
 BLOCK = IntVar("block")  # its number in the launch
 UNROLL = -1  # For.unroll: write out every iteration
 
@@ -66,6 +67,14 @@ class Regs:
 
 @dataclass(frozen=True, slots=True)
 class SetInt:
+    name: str
+    value: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class LetUniform:
+    """A new whole number that is the same in all lanes of a warp, which the compiler is told."""
+
     name: str
     value: Whole
 
@@ -114,7 +123,7 @@ class If:
 
 
 Arg = Ref | MapRef | Further | Whole | Number
-Stmt = LetInt | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
+Stmt = LetInt | LetUniform | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +264,8 @@ def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:  # noqa: C901  one cas
         match s:
             case LetInt(name, whole):
                 out.append(f"{pad}int {name} = {show_int(whole)}")
+            case LetUniform(name, whole):
+                out.append(f"{pad}uniform int {name} = {show_int(whole)}")
             case LetWide(name, helper, args):
                 out.append(f"{pad}word {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
             case SetInt(name, whole):

@@ -71,7 +71,8 @@ def lower(plan: Plan) -> tuple[Outline, ...]:
 def _lower_launch(plan: Plan, la: Launch) -> Outline:
     everything = tuple(w.stage for w in la.tile.works)
     roles = la.tile.roles or (Role(SELF, warps(plan, la.tile.nest), "warp", 0, everything),)
-    steps = tuple(RoleSteps(r, _Walk(plan, la, r).tile()) for r in roles)
+    joints = sync.joints(plan, la)
+    steps = tuple(RoleSteps(r, _Walk(plan, la, r, sync.Sync(r, joints)).tile()) for r in roles)
     return Outline(plan, la, sync.barriers(plan, la), steps)
 
 
@@ -80,6 +81,7 @@ class _Walk:
     plan: Plan
     launch: Launch
     role: Role
+    sync: sync.Sync
     opened: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
 
@@ -88,7 +90,7 @@ class _Walk:
         t = self.launch.tile
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
-        top, bottom = sync.top_of_iteration(channels, self.role), sync.bottom_of_iteration(channels, self.role)
+        top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
         return sync.in_turn((*top, *self.nest(blocks, t.works), *bottom), self.role)
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
@@ -119,15 +121,15 @@ class _Walk:
         top: tuple[Step, ...] = ()
         after = sync.after_loop(channels)
         if late:
-            before, top = sync.before_loop(channels), sync.top_of_iteration_deferred(channels)
-            bottom = sync.bottom_of_iteration_deferred(channels, self.role, late)
-            after = sync.after_loop_deferred(channels, self.role, late)
+            before, top = self.sync.before_loop(channels), self.sync.top_of_iteration_deferred(channels)
+            bottom = self.sync.bottom_of_iteration_deferred(channels, late)
+            after = self.sync.after_loop_deferred(channels, late)
         elif ahead:
-            before = sync.before_loop_ahead(channels, ahead)
-            bottom = sync.bottom_of_iteration_ahead(channels, self.role, ahead)
+            before = self.sync.before_loop_ahead(channels, ahead)
+            bottom = self.sync.bottom_of_iteration_ahead(channels, ahead)
         else:
-            before, top = sync.before_loop(channels), sync.top_of_iteration(channels, self.role)
-            bottom = sync.bottom_of_iteration(channels, self.role)
+            before, top = self.sync.before_loop(channels), self.sync.top_of_iteration(channels)
+            bottom = self.sync.bottom_of_iteration(channels)
         self.settled |= set(late)
         body = (*top, *self.nest(i + 1, inside), *bottom)
         self.settled -= set(late)
@@ -138,7 +140,7 @@ class _Walk:
 
     def leaf(self, w: Work) -> tuple[Step, ...]:
         s = self.plan.program.stage(w.stage)
-        waits = sync.before_work(s.reads, self.launch.tile.channels, self.role)
+        waits = self.sync.before_work(s.reads, self.launch.tile.channels)
         if w.combine:
             return (*waits, Open(w.stage), FoldParts(w.stage), *self.close(w))
         settle = tuple(Settle(x, 0) for x in _deferred([w]) if x not in self.settled)

@@ -184,6 +184,8 @@ Step = (
 class Barrier:
     """An mbarrier for each slot: arrivals that complete a phase, bytes that must have landed, the phase its waiter asks first.
 
+    values: of the channels whose slots it tells of
+
     A producer starts at parity 1, so that its first lap passes at once (PTX ISA: mbarrier.test_wait.parity).
     """
 
@@ -192,6 +194,7 @@ class Barrier:
     count: int
     tx_bytes: int
     first_parity: tuple[int, ...]
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

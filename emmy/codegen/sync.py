@@ -6,7 +6,8 @@ Rules, each from the facts of a channel:
   until depth - 2 groups are pending and meet once, else wait for all and meet twice.
 - ldg, cp_async read ahead: a work that fetches its first operands of fill j + 1 before it finishes fill j meets in
   between: then fill j + 1 is there for all, and fill j + depth may go where all have read fill j.
-- tma: full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring is read by one
+- tma: rings that turn in one loop, in as many slots, for the same works and roles, are filled and given back together.
+  They have barriers full (1 arrival + bytes) and empty (one arrival for each agent that reads ONE fill: a dealt ring is read by one
   consumer, a shared one by all) for each slot. A slot is given back when what was read is used up, never sooner: loads
   that are still on their way at a block sync are not ordered before the copy engine's writes (measured: wrong sums).
   Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
@@ -18,6 +19,9 @@ Positions are running counters of fills, never closed forms, so trip counts may 
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from emmy.codegen.steps import (
     Advance,
@@ -40,39 +44,41 @@ from emmy.ir.gpu import warps
 from emmy.ir.plan import Channel, Launch, Plan, Role
 
 GROUPED = ("ldg", "cp_async")
+Joint = tuple[Channel, ...]  # channels of the copy engine that share their barriers
+
+
+def joints(plan: Plan, launch: Launch) -> tuple[Joint, ...]:
+    """The launch's channels of the copy engine: those that are filled, read and given back together, together."""
+    found: dict[object, list[Channel]] = {}
+    for c in launch.tile.channels:
+        readers = tuple(
+            w.stage for w in launch.tile.works if not w.combine and c.value in plan.program.stage(w.stage).reads
+        )
+        if c.transport == "tma":
+            found.setdefault((c.at, c.depth, c.src, c.dst, readers), []).append(c)
+    return tuple(tuple(cs) for cs in found.values())
+
+
+def _name(kind: str, joint: Joint) -> str:
+    return "_".join((kind, *(c.value for c in joint)))
 
 
 def barriers(plan: Plan, launch: Launch) -> tuple[Barrier, ...]:
     """The mbarriers a launch needs."""
-    t, out = launch.tile, []
+    t, out = launch.tile, list[Barrier]()
     roles = {r.name: r for r in t.roles}
-    for c in t.channels:
-        if c.transport != "tma":
-            continue
-        out.append(Barrier(f"full_{c.value}", c.depth, 1, plan.slot_bytes(t, c), (0,) * c.depth))
+    for joint in joints(plan, launch):
+        c, values = joint[0], tuple(c.value for c in joint)
+        n_bytes = sum(plan.slot_bytes(t, x) for x in joint)
+        out.append(Barrier(_name("full", joint), c.depth, 1, n_bytes, (0,) * c.depth, values))
         eaters = [roles[d] for d in c.dst if d in roles]
         agents = (
             warps(plan, t.nest) if c.self_fed else eaters[0].agents if eaters[0].deal else sum(r.agents for r in eaters)
         )
-        out.append(Barrier(f"empty_{c.value}", c.depth, agents, 0, (1,) * c.depth))
+        out.append(Barrier(_name("empty", joint), c.depth, agents, 0, (1,) * c.depth, values))
     if t.order.kind == "pingpong":
         n = sum(r.deal is not None for r in t.roles)
-        out.append(Barrier("turn", n, 1, 0, tuple(int(i == 0) for i in range(n))))
-    return tuple(out)
-
-
-def before_loop(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
-    """Prologue of a ring loop: all slots but one are filled ahead."""
-    out: list[Step] = []
-    grouped = [c for c in channels if c.self_fed and c.transport in GROUPED]
-    deepest = max((c.depth for c in grouped), default=1)
-    for step in range(1 - deepest, 0):
-        out += [Copy(c.value, step + c.depth - 1) for c in grouped if step + c.depth - 1 >= 0]
-        out.append(Commit())
-    for c in channels:
-        if c.self_fed and c.transport == "tma":
-            for ahead in range(c.depth - 1):
-                out += _tma_fill(c, ahead)
+        out.append(Barrier("turn", n, 1, 0, tuple(int(i == 0) for i in range(n)), ()))
     return tuple(out)
 
 
@@ -95,16 +101,119 @@ def _waits(step: Step) -> bool:
     return isinstance(step, BarWait) or (isinstance(step, For) and any(_waits(s) for s in step.body))
 
 
-def top_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
-    """What happens before the work of one iteration of the loop that refills `channels`."""
-    out: list[Step] = []
-    out += [Copy(c.value, 0) for c in channels if c.transport == "pack"]
-    out += _grouped_top([c for c in channels if c.self_fed and c.transport in GROUPED])
-    out += _tma_top([c for c in channels if c.self_fed and c.transport == "tma"])
-    for c in channels:
-        if not c.self_fed and c.src == role.name:
-            out += [BarWait(f"empty_{c.value}", c.value), Copy(c.value, 0), BarArrive(f"full_{c.value}", c.value, 1)]
-    return tuple(out)
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What one role of a launch waits for and announces, around its works. `channels` are those that a loop refills."""
+
+    role: Role
+    joints: tuple[Joint, ...]
+
+    def before_loop(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """Prologue of a ring loop: all slots but one are filled ahead."""
+        out: list[Step] = []
+        grouped = [c for c in channels if c.self_fed and c.transport in GROUPED]
+        deepest = max((c.depth for c in grouped), default=1)
+        for step in range(1 - deepest, 0):
+            out += [Copy(c.value, step + c.depth - 1) for c in grouped if step + c.depth - 1 >= 0]
+            out.append(Commit())
+        for joint in self._self_fed(channels):
+            for ahead in range(joint[0].depth - 1):
+                out += _fill(joint, ahead)
+        return tuple(out)
+
+    def top_of_iteration(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """What happens before the work of one iteration of the loop that refills `channels`."""
+        out: list[Step] = [Copy(c.value, 0) for c in channels if c.transport == "pack"]
+        out += _grouped_top([c for c in channels if c.self_fed and c.transport in GROUPED])
+        out += (s for joint in self._self_fed(channels) for s in _fill(joint, joint[0].depth - 1))
+        out += self._full(channels)
+        for joint in self._of(channels):
+            if not joint[0].self_fed and joint[0].src == self.role.name:
+                out += _fill(joint, 0)
+        return tuple(out)
+
+    def before_work(self, reads: tuple[str, ...], channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """Waits of a consumer before it reads what another role fills."""
+        read = tuple(c for c in channels if c.value in reads and self.role.name in c.dst and not c.self_fed)
+        return tuple(_wait_full(joint) for joint in self._of(read))
+
+    def bottom_of_iteration(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """What happens after the work of one iteration."""
+        out: list[Step] = []
+        if any(c.self_fed and c.depth == 1 and c.transport in GROUPED for c in channels):
+            out.append(BlockSync())
+        out += self._give_back(channels, 0)
+        if channels:
+            out.append(_advance(channels))
+        return tuple(out)
+
+    # ------------------------------------------------------------ works that fetch their first operands ahead
+    def before_loop_ahead(self, channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+        """Prologue of a ring loop whose works fetch ahead: slots are filled, the first operands fetched."""
+        fetch = (Fetch(w, 0) for w in works)
+        if channels[0].transport == "tma":
+            return (*self.before_loop(channels), *self._full(channels), *fetch)
+        depth = channels[0].depth
+        fills: list[Step] = []
+        for ahead in range(depth):
+            fills += [*(Copy(c.value, ahead) for c in channels), Commit()]
+        return (*fills, WaitGroup(depth - 1), BlockSync(), *fetch)
+
+    def bottom_of_iteration_ahead(self, channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+        """What follows the work of one iteration when works fetch ahead; such a loop has nothing to do at its top."""
+        depth = channels[0].depth
+        fetch, finish = (Fetch(w, 1) for w in works), (Finish(w) for w in works)
+        if channels[0].transport == "tma":
+            give_back = self._give_back(channels, 0)  # reads of this fill are all but done
+            refill = (s for joint in self._self_fed(channels) for s in _fill(joint, depth - 1))
+            waits = (_wait_full(joint, 1) for joint in self._self_fed(channels))
+            return (*give_back, *refill, *waits, *fetch, *finish, _advance(channels))
+        refills = (Copy(c.value, depth) for c in channels)
+        meet = (WaitGroup(depth - 2), BlockSync())
+        return (*meet, *refills, Commit(), *fetch, *finish, _advance(channels))
+
+    # ------------------------------------------------------------ deferred works
+    def top_of_iteration_deferred(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """What happens before deferred works are issued; a producer of their operands has nothing to change."""
+        return self._full(channels)
+
+    def bottom_of_iteration_deferred(self, channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+        """What follows deferred works that were just issued: those of the iteration before are done."""
+        refill = (s for joint in self._self_fed(channels) for s in _fill(joint, joint[0].depth - 1))
+        return (*(Settle(w, 1) for w in works), *self._give_back(channels, -1), *refill, _advance(channels))
+
+    def after_loop_deferred(self, channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
+        """Epilogue of a ring loop with deferred works."""
+        return (*(Settle(w, 0) for w in works), *self._give_back(channels, -1))
+
+    # ------------------------------------------------------------ rings of the copy engine
+    def _of(self, channels: tuple[Channel, ...]) -> Iterator[Joint]:
+        return (joint for joint in self.joints if any(c in channels for c in joint))
+
+    def _self_fed(self, channels: tuple[Channel, ...]) -> Iterator[Joint]:
+        return (joint for joint in self._of(channels) if joint[0].self_fed)
+
+    def _full(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        return tuple(_wait_full(joint) for joint in self._self_fed(channels))
+
+    def _give_back(self, channels: tuple[Channel, ...], ahead: int) -> tuple[Step, ...]:
+        mine = (joint for joint in self._of(channels) if self.role.name in joint[0].dst)
+        return tuple(BarArrive(_name("empty", j), j[0].value, self.role.agents, ahead) for j in mine)
+
+
+def _fill(joint: Joint, ahead: int) -> tuple[Step, ...]:
+    """Slots are filled, once everyone has given them back."""
+    value = joint[0].value
+    full = BarArrive(_name("full", joint), value, 1, ahead)
+    return (BarWait(_name("empty", joint), value, ahead), *(Copy(c.value, ahead) for c in joint), full)
+
+
+def _wait_full(joint: Joint, ahead: int = 0) -> Step:
+    return BarWait(_name("full", joint), joint[0].value, ahead)
+
+
+def _advance(channels: tuple[Channel, ...]) -> Step:
+    return Advance(tuple(c.value for c in channels))
 
 
 def _grouped_top(grouped: list[Channel]) -> list[Step]:
@@ -115,87 +224,3 @@ def _grouped_top(grouped: list[Channel]) -> list[Step]:
     if pending >= 0:
         return [WaitGroup(pending), BlockSync(), *refills, Commit()]
     return [*refills, Commit(), WaitGroup(0), BlockSync()]
-
-
-def _tma_top(ring: list[Channel]) -> list[Step]:
-    fills = (s for c in ring for s in _tma_fill(c, c.depth - 1))
-    return [*fills, *(BarWait(f"full_{c.value}", c.value) for c in ring)]
-
-
-def _tma_fill(c: Channel, ahead: int) -> tuple[Step, ...]:
-    """A slot is filled, once everyone has given it back."""
-    full = BarArrive(f"full_{c.value}", c.value, 1, ahead)
-    return BarWait(f"empty_{c.value}", c.value, ahead), Copy(c.value, ahead), full
-
-
-def before_loop_ahead(channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
-    """Prologue of a ring loop whose works fetch ahead: slots are filled, the first operands fetched."""
-    fetch = (Fetch(w, 0) for w in works)
-    if channels[0].transport == "tma":
-        return (*before_loop(channels), *(BarWait(f"full_{c.value}", c.value) for c in channels), *fetch)
-    depth = channels[0].depth
-    fills: list[Step] = []
-    for ahead in range(depth):
-        fills += [*(Copy(c.value, ahead) for c in channels), Commit()]
-    return (*fills, WaitGroup(depth - 1), BlockSync(), *fetch)
-
-
-def bottom_of_iteration_ahead(channels: tuple[Channel, ...], role: Role, works: tuple[str, ...]) -> tuple[Step, ...]:
-    """What follows the work of one iteration when works fetch ahead; such a loop has nothing to do at its top."""
-    depth = channels[0].depth
-    fetch, finish = (Fetch(w, 1) for w in works), (Finish(w) for w in works)
-    if channels[0].transport == "tma":
-        *give_back, advance = bottom_of_iteration(channels, role)  # reads of this fill are all but done
-        refill = (s for c in channels for s in _tma_fill(c, depth - 1))
-        waits = (BarWait(f"full_{c.value}", c.value, 1) for c in channels)
-        return (*give_back, *refill, *waits, *fetch, *finish, advance)
-    refills = (Copy(c.value, depth) for c in channels)
-    meet = (WaitGroup(depth - 2), BlockSync())
-    return (*meet, *refills, Commit(), *fetch, *finish, Advance(tuple(c.value for c in channels)))
-
-
-def top_of_iteration_deferred(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
-    """What happens before deferred works are issued; a producer of their operands has nothing to change."""
-    return tuple(BarWait(f"full_{c.value}", c.value) for c in channels if c.self_fed)
-
-
-def bottom_of_iteration_deferred(channels: tuple[Channel, ...], role: Role, works: tuple[str, ...]) -> tuple[Step, ...]:
-    """What follows deferred works that were just issued: those of the iteration before are done."""
-    out: list[Step] = [Settle(w, 1) for w in works]
-    out += _give_back(channels, role, -1)
-    out += (s for c in channels if c.self_fed for s in _tma_fill(c, c.depth - 1))
-    return (*out, Advance(tuple(c.value for c in channels)))
-
-
-def after_loop_deferred(channels: tuple[Channel, ...], role: Role, works: tuple[str, ...]) -> tuple[Step, ...]:
-    """Epilogue of a ring loop with deferred works."""
-    return (*(Settle(w, 0) for w in works), *_give_back(channels, role, -1))
-
-
-def _give_back(channels: tuple[Channel, ...], role: Role, ahead: int) -> tuple[Step, ...]:
-    return tuple(
-        BarArrive(f"empty_{c.value}", c.value, role.agents, ahead)
-        for c in channels
-        if c.transport == "tma" and role.name in c.dst
-    )
-
-
-def before_work(reads: tuple[str, ...], channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
-    """Waits of a consumer before it reads what another role fills."""
-    return tuple(
-        BarWait(f"full_{c.value}", c.value)
-        for c in channels
-        if c.value in reads and role.name in c.dst and not c.self_fed
-    )
-
-
-def bottom_of_iteration(channels: tuple[Channel, ...], role: Role) -> tuple[Step, ...]:
-    """What happens after the work of one iteration."""
-    out: list[Step] = []
-    shallow = [c for c in channels if c.self_fed and c.depth == 1 and c.transport in GROUPED]
-    if shallow:
-        out.append(BlockSync())
-    out += _give_back(channels, role, 0)
-    if channels:
-        out.append(Advance(tuple(c.value for c in channels)))
-    return tuple(out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emmy.codegen.ptx.helper import Helper, asm
+from emmy.codegen.ptx.helper import HOPPER, Helper, asm
 
 _CVT = "Data Movement and Conversion Instructions: cvt"
 _FLOAT = "Floating Point Instructions"
@@ -112,5 +112,22 @@ HELPERS: tuple[Helper, ...] = (
         "Data Movement and Conversion Instructions: shfl.sync",
         "return __shfl_sync(0xffffffffu, threadIdx.x / 32u, 0);",
         "return threadIdx.x / 32u;",
+    ),
+    Helper(
+        "uniform",
+        "int uniform(int x)",
+        "Data Movement and Conversion Instructions: shfl.sync: x, which all lanes of the warp have alike",
+        "return __shfl_sync(0xffffffffu, x, 0);",
+        "return x;",
+    ),
+    Helper(
+        "elect",
+        "bool elect()",
+        "Parallel Synchronization and Communication Instructions: elect.sync: true in one lane of the warp",
+        "u32 chosen;\n"
+        + asm("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}", '"=r"(chosen)')
+        + "\nreturn chosen != 0u;",
+        "return threadIdx.x % 32u == 0u;",
+        HOPPER,
     ),
 )
