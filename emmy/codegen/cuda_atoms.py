@@ -110,15 +110,13 @@ def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, R
     row = plus(own, shifted(lane, 2), times(i, Int(step)), times(h, Int(8)))
     column = plus(times(bits(lane, 3), Int(2)), times(j, Int(8)))
     at = plus(times(plus(times(i, Int(nt)), j), Int(4)), times(h, Int(2)))
-    spread = Spread(c.stage.axes, (("j", nt),), (("i", c.mt), ("h", 2)), c.spot(row, column), 2, Int(1))
+    loops, quad = (("i", c.mt), ("h", 2)), c.spot(row, Int(0))[c.n]
+    spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), quad)
     return spread, Ref(c.sums, at)
 
 
 class Mma(Contraction):
-    """mma.sync m16n8k16 (PTX ISA): operands by ldmatrix, two sets of registers along k, sums in f32.
-
-    A thread holds rows lane/4 and lane/4 + 8 of an atom, columns 2 (lane mod 4) and the next.
-    """
+    """mma.sync m16n8k16 (PTX ISA): operands by ldmatrix, two sets of registers along k, sums in f32."""
 
     acc = "f32"
 

@@ -15,24 +15,17 @@ WIDEST = 16  # bytes of one load or store
 
 def load(w: Walk, to: Ref, dtype: DType, n: int, source: Ref, how: str) -> tuple[Stmt, ...]:
     """n elements from `source` on to f32 registers. how: ldg, ldg_nc (memory that no one writes meanwhile), lds."""
-    space, _, cache = how.partition("_")
     item, out = size_bytes(dtype), list[Stmt]()
     wide = min(n, WIDEST // item)
     for first in range(0, n, wide):
         words = w.fresh("words")
-        suffix = f"_{cache}" if cache else ""
-        there = Ref(source.view, plus(source.at, Int(first * (item if space == "lds" else 1))))
-        here = plus(to.at, Int(first))
-        out += [_words(words, wide * item), Do(f"emmy_{space}_b{8 * wide * item}{suffix}", (Ref(words, Int(0)), there))]
-        if dtype == "f32":
-            i = counter("u", wide)
-            out += unrolled("u", wide, (Store(to.view, plus(here, i), Call("as_f32", (Load(words, i),))),))
-        elif wide == 1:
-            out.append(Store(to.view, here, Call(f"from_{dtype}", (Load(words, Int(0)),))))
-        else:
-            i = counter("u", wide // 2)
-            pair = Do(f"emmy_unpack_{dtype}", (Ref(to.view, plus(here, times(i, Int(2)))), Load(words, i)))
-            out += unrolled("u", wide // 2, (pair,))
+        there = Ref(source.view, plus(source.at, Int(first * (item if how == "lds" else 1))))
+        here, x = Ref(words, Int(0)), Ref(to.view, plus(to.at, Int(first)))
+        out += [
+            word_regs(words, wide * item),
+            fetched(here, wide * item, there, how),
+            *unpacked(x, dtype, wide, here),
+        ]
     return tuple(out)
 
 
@@ -42,24 +35,47 @@ def store(w: Walk, to: Ref, dtype: DType, n: int, x: Ref) -> tuple[Stmt, ...]:
     wide = min(n, WIDEST // item)
     for first in range(0, n, wide):
         words = w.fresh("words")
-        here = plus(x.at, Int(first))
-        out.append(_words(words, wide * item))
-        if dtype == "f32":
-            i = counter("u", wide)
-            out += unrolled("u", wide, (Store(words, i, Call("as_b32", (Load(x.view, plus(here, i)),))),))
-        elif wide == 1:
-            out.append(Store(words, Int(0), Call(f"to_{dtype}", (Load(x.view, here),))))
-        else:
-            i = counter("u", wide // 2)
-            two = [Load(x.view, plus(here, times(i, Int(2)), Int(k))) for k in (0, 1)]
-            out += unrolled("u", wide // 2, (Store(words, i, Call(f"pack_{dtype}", tuple(two))),))
-        there = Ref(to.view, plus(to.at, Int(first)))
-        out.append(Do(f"emmy_stg_b{8 * wide * item}", (there, Ref(words, Int(0)))))
+        here, there = Ref(words, Int(0)), Ref(to.view, plus(to.at, Int(first)))
+        rounded = packed(here, dtype, wide, Ref(x.view, plus(x.at, Int(first))))
+        out += [word_regs(words, wide * item), *rounded, Do(f"emmy_stg_b{8 * wide * item}", (there, here))]
     return tuple(out)
 
 
-def _words(name: str, n_bytes: int) -> Regs:
+def word_regs(name: str, n_bytes: int) -> Regs:
+    """Registers for that many bytes as they are in memory."""
     return Regs(name, "b16", 1) if n_bytes == 2 else Regs(name, "b32", n_bytes // 4)
+
+
+def fetched(words: Ref, n_bytes: int, source: Ref, how: str) -> Do:
+    """Bytes from memory to words, as `load` says how."""
+    space, _, cache = how.partition("_")
+    return Do(f"emmy_{space}_b{8 * n_bytes}{f'_{cache}' if cache else ''}", (words, source))
+
+
+def unpacked(to: Ref, dtype: DType, n: int, words: Ref) -> tuple[Stmt, ...]:
+    """The n elements that words hold, as f32."""
+    if dtype == "f32":
+        i = counter("u", n)
+        number = Call("as_f32", (Load(words.view, plus(words.at, i)),))
+        return unrolled("u", n, (Store(to.view, plus(to.at, i), number),))
+    if n == 1:
+        return (Store(to.view, to.at, Call(f"from_{dtype}", (Load(words.view, words.at),))),)
+    i = counter("u", n // 2)
+    pair = (Ref(to.view, plus(to.at, times(i, Int(2)))), Load(words.view, plus(words.at, i)))
+    return unrolled("u", n // 2, (Do(f"emmy_unpack_{dtype}", pair),))
+
+
+def packed(words: Ref, dtype: DType, n: int, x: Ref) -> tuple[Stmt, ...]:
+    """n f32 numbers in words, rounded to `dtype`."""
+    if dtype == "f32":
+        i = counter("u", n)
+        word = Call("as_b32", (Load(x.view, plus(x.at, i)),))
+        return unrolled("u", n, (Store(words.view, plus(words.at, i), word),))
+    if n == 1:
+        return (Store(words.view, words.at, Call(f"to_{dtype}", (Load(x.view, x.at),))),)
+    i = counter("u", n // 2)
+    two = tuple(Load(x.view, plus(x.at, times(i, Int(2)), Int(k))) for k in (0, 1))
+    return unrolled("u", n // 2, (Store(words.view, plus(words.at, i), Call(f"pack_{dtype}", two)),))
 
 
 # ---------------------------------------------------------------- functions

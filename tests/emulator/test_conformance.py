@@ -34,10 +34,14 @@ def test_a_probe_gives_the_same_whatever_the_schedule(probe: Probe) -> None:
     assert any(r.any() for r in late)
 
 
-def test_every_helper_has_a_probe() -> None:
+def test_every_helper_has_a_probe_but_for_plain_c_over_those_that_have() -> None:
     probed = {name for p in PROBES for name in used(p.kernel)}
     probed |= {other for name in probed for other in helper(name).uses}
-    assert set(HELPERS) <= probed
+    for h in (
+        HELPERS.values()
+    ):  # the emulator executes the very text of plain C++, so a GPU can differ in what it calls only
+        plain = h.emu is None and h.uses and all(helper(u).emu is None or u in probed for u in h.uses)
+        assert h.name in probed or plain, h.name
     assert len(set(NAMES)) == len(NAMES)
 
 

@@ -105,6 +105,31 @@ HELPERS: tuple[Helper, ...] = (
         None,
     ),
     *(_shuffle(mode, dtype) for mode in ("xor", "idx") for dtype in ("f32", "u32")),
+    Helper(
+        "trade",
+        "void trade(u32* a, u32* b, u32 bit)",
+        "exchange with lane `me ^ bit`: words (a, b) of the lower lane above (a, b) of the upper are transposed",
+        "const bool upper = (threadIdx.x & bit) != 0u;\n"
+        "const u32 got = emmy_shfl_xor_u32(upper ? *a : *b, bit);\n*a = upper ? got : *a;\n*b = upper ? *b : got;",
+        None,
+        uses=("shfl_xor_u32",),
+    ),
+    Helper(
+        "transpose_pair",
+        "void transpose_pair(u32* x)",
+        "two neighbouring lanes: the 2 x 2 matrix of their halves of four words is transposed",
+        "emmy_trade(x, x + 2, 1u);\nemmy_trade(x + 1, x + 3, 1u);",
+        None,
+        uses=("trade",),
+    ),
+    Helper(
+        "transpose_quad",
+        "void transpose_quad(u32* x)",
+        "four neighbouring lanes: the 4 x 4 matrix of their words is transposed",
+        "emmy_trade(x, x + 1, 1u);\nemmy_trade(x + 2, x + 3, 1u);\nemmy_trade(x, x + 2, 2u);\nemmy_trade(x + 1, x + 3, 2u);",
+        None,
+        uses=("trade",),
+    ),
     # The shuffle tells the compiler that the whole warp has one value: what follows from it lives in uniform registers.
     Helper(
         "warp_index",
