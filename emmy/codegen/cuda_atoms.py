@@ -110,8 +110,8 @@ def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, R
     row = plus(own, shifted(lane, 2), times(i, Int(step)), times(h, Int(8)))
     column = plus(times(bits(lane, 3), Int(2)), times(j, Int(8)))
     at = plus(times(plus(times(i, Int(nt)), j), Int(4)), times(h, Int(2)))
-    loops, quad = (("i", c.mt), ("h", 2)), c.spot(row, Int(0))[c.n]
-    spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), quad)
+    loops, corner = (("i", c.mt), ("h", 2)), c.spot(plus(own, times(i, Int(step))), Int(0))
+    spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), corner)
     return spread, Ref(c.sums, at)
 
 

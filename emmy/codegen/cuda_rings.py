@@ -47,6 +47,7 @@ class Rings:
         self.copiers = {v: Copier(self.w, r) for v, r in self.w.rings.items()}
         for c in self.copiers.values():
             c.begin()
+        self.w.maps += (c.map for c in self.copiers.values() if c.map is not None)
 
     def first(self) -> tuple[Stmt, ...]:
         """Counters of the rings, registers that copies pass through, barriers ready for their first arrival."""

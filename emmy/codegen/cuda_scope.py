@@ -23,7 +23,7 @@ from emmy.codegen.kernel import (
     rest,
     times,
 )
-from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, bits
+from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import AGENTS, GROUP, WARP, by_groups, multiple
@@ -134,6 +134,7 @@ class Walk:
     tile_head: list[Stmt] = field(default_factory=list)
     block: IntVar = BLOCK
     smem_bytes: int = 0
+    maps: list[TensorMap] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _lets: dict[Whole, IntVar] = field(default_factory=dict)
     _per_tile: set[str] = field(default_factory=set)

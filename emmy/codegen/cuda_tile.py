@@ -109,7 +109,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     used = _touched(body)
     return GpuKernel(
         outline.launch.name,
-        tuple(c.map for c in rings.copiers.values() if c.map is not None),
+        tuple(w.maps),
         tuple(b for b in buffers(outline.plan) if b.name in used),
         tuple(f"len_{s.name}" for s in outline.plan.program.syms),
         blocks,

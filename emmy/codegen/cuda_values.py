@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import gcd
 
 from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_exchange import Exchange, pairs_of
 from emmy.codegen.cuda_scope import Walk
-from emmy.codegen.cuda_vector import WIDEST, fetched, function, load, named, packed, store, unpacked, word_regs
+from emmy.codegen.cuda_vector import function, load, named, store
 from emmy.codegen.kernel import (
     Call,
     Int,
@@ -23,13 +24,11 @@ from emmy.codegen.kernel import (
     Whole,
     below,
     both,
-    least,
-    minus,
     plus,
     product,
     times,
 )
-from emmy.codegen.kernel_gpu import UNROLL, Do, For, Ref, Regs, Stmt, bits, counter, unrolled
+from emmy.codegen.kernel_gpu import For, Ref, Regs, Stmt, counter, unrolled
 from emmy.codegen.steps import Close, Compute, StoreState
 from emmy.codegen.steps import Store as StoreStep
 from emmy.errors import PlanError
@@ -49,8 +48,8 @@ class Spread:
     columns, rows: loops (variable, count); positions along `axes` are expressions in their variables. The last axis'
     position depends on `columns` alone, unless `columns` is empty.
 
-    quad: where the columns begin, when the vectors are pairs, of which four neighbouring lanes hold the 8 elements of a row
-    from there on, and the next 8 with each step of the one loop over columns. Such lanes can exchange pairs.
+    corner: of matrix atoms, whose vectors are pairs: where the first atom of a row of them begins, for each step of the first
+    loop over rows. Lanes l to l + 3 have rows l/4 and l/4 + 8 of it; 8 columns further on stands the next.
     """
 
     axes: tuple[str, ...]
@@ -59,7 +58,7 @@ class Spread:
     spot: Mapping[str, Whole]
     width: int
     exists: Whole  # whether a vector that the loops reach belongs to the block at all
-    quad: Whole | None = None
+    corner: Mapping[str, Whole] | None = None
 
     def narrowed(self, width: int) -> Spread:
         """The same elements in shorter vectors."""
@@ -87,7 +86,7 @@ class Chain:
     def width(self, axes: tuple[str, ...], natural: int) -> int:
         """The widest vector that every load and store of the chain allows."""
         p, out = self.w.plan.program, natural
-        for name, index, _ in self._touched():
+        for name, index, _ in self.touched():
             if axes and axes[-1] in index:
                 if index[-1] != axes[-1]:
                     return 1
@@ -95,7 +94,7 @@ class Chain:
                 out = gcd(out, transfer_bytes(self.w.plan, self.w.nest, name) // item)
         return out
 
-    def _touched(self) -> list[tuple[str, tuple[str, ...], DType]]:
+    def touched(self) -> list[tuple[str, tuple[str, ...], DType]]:
         """(value, its axes in memory, dtype there) of everything read from memory or stored."""
         p, made = self.w.plan.program, {s.stage for s in self.steps if isinstance(s, Close | Compute)}
         out: list[tuple[str, tuple[str, ...], DType]] = []
@@ -112,18 +111,18 @@ class Chain:
         self, spread: Spread, sums: Mapping[str, Ref] | None = None, fold: States | None = None
     ) -> tuple[Stmt, ...]:
         """The loops over a block's vectors. `sums`: where a vector of each folded component begins; or `fold` makes them."""
-        pairs = self._pairs(spread)
-        if pairs == 1:
-            return self._alone(spread, sums or {}, fold)
-        assert sums is not None and fold is None
-        count = spread.columns[0][1]
-        done = count - count % pairs
-        return (*self._exchanged(spread, sums, pairs, done), *self._alone(spread, sums, None, done))
+        pairs, placed = pairs_of(self, spread), self.placed()
+        count = spread.columns[0][1] if spread.columns else 0
+        done = 0 if pairs == 1 else count - count % pairs
+        if placed and (pairs != 4 or done < count):
+            raise self.w.cannot(
+                f"{placed[0]} cannot leave through shared memory: a warp's columns are no multiple of 32"
+            )
+        out: tuple[Stmt, ...] = Exchange(self, spread, pairs, done).emit(sums or {}) if done else ()
+        return out if done and done == count else (*out, *self._alone(spread, sums or {}, fold, done))
 
     def _alone(self, spread: Spread, sums: Mapping[str, Ref], fold: States | None, done: int = 0) -> tuple[Stmt, ...]:
         """Vectors, but for the first `done` along the columns, that are loaded and stored by the thread that makes them."""
-        if spread.columns and spread.columns[0][1] == done:
-            return ()
         self.held.clear()
         width, natural = self.width(spread.axes, spread.width), spread.width
         spread = spread.narrowed(width)
@@ -135,10 +134,10 @@ class Chain:
         if fold is not None:
             body, made = fold(self.w, spread)
             sums = {c: Ref(name, Int(0)) for c, name in made.items()}
-        body += (*inner, *self._make(spread, sums))
-        for to, dtype, x in self._stores(spread, sums):
+        body += (*inner, *self.make(spread, sums))
+        for to, dtype, x in self.stores(spread, sums):
             body += store(self.w, to, dtype, spread.width, x)
-        inside_rows, inside_columns = self._exists(spread)
+        inside_rows, inside_columns = self.exists(spread)
         body = only(both(spread.exists, inside_rows), body)
         for var, count in reversed(spread.rows):
             body = unrolled(var, count, body)
@@ -147,66 +146,12 @@ class Chain:
             body = unrolled(var, count, body, 0 if i else done)
         return body
 
-    # ------------------------------------------------------------ lanes that exchange
-    def _pairs(self, spread: Spread) -> int:
-        """Pairs in a vector of 16 bytes; 1 unless all that is loaded and stored along a row has such vectors."""
-        items = {size_bytes(dtype) for _, index, dtype in self._touched() if spread.axes[-1:] == index[-1:]}
-        if spread.quad is None or len(items) != 1:
-            return 1
-        pairs = WIDEST // (2 * items.pop())
-        fits = self.width(spread.axes, 2 * pairs) == 2 * pairs and spread.columns[0][1] >= pairs
-        return pairs if fits else 1
+    def placed(self) -> tuple[str, ...]:
+        """Values that leave through shared memory."""
+        stored = (s.stage for s in self.steps if isinstance(s, StoreStep))
+        return tuple(v for v in stored if self.w.launch.tile.placement(v))
 
-    def _exchanged(self, spread: Spread, sums: Mapping[str, Ref], pairs: int, count: int) -> tuple[Stmt, ...]:
-        """The first `count` pairs along the columns, `pairs` at a time, loaded and stored as vectors of 16 bytes.
-
-        A lane makes pairs that stand 8 columns apart; neighbouring lanes exchange them, so that each has one vector. The
-        whole warp takes part in that, so nothing is left out but stores; loads of what does not exist read the last.
-        """
-        assert spread.quad is not None
-        lane, last, (var, _) = self.w.lane(), spread.axes[-1], spread.columns[0]
-        first: Whole = IntVar(f"{var}_first") if count > pairs else Int(0)
-        own = plus(times(first, Int(8)), times(bits(lane, pairs - 1), Int(8)), times(bits(lane, 4 - pairs), Int(2)))
-        vector = replace(spread, spot={**spread.spot, last: plus(spread.quad, own)}, width=2 * pairs)
-        at = times(minus(IntVar(var), first), Int(4 // pairs))  # of a pair among a vector's words
-        swap = f"emmy_transpose_{'quad' if pairs == 4 else 'pair'}"
-        outer, inner, pair, stores = list[Stmt](), list[Stmt](), list[Stmt](), list[Stmt]()
-        there = self._clamped(vector)
-        for r in self._unheld():
-            before = inner if set(r.index) - {last} else outer
-            if r.index[-1:] != (last,):
-                before += self._load(r, there)
-                continue
-            words, name = self.w.fresh(f"{r.value}_words"), self.w.fresh(f"{r.value}_here")
-            source, dtype, how = self._source(r, there)
-            vector_here = Ref(words, Int(0))
-            before += (word_regs(words, WIDEST), fetched(vector_here, WIDEST, source, how), Do(swap, (vector_here,)))
-            pair += (Regs(name, "f32", 2), *unpacked(Ref(name, Int(0)), dtype, 2, Ref(words, at)))
-            self.held[r.value] = Ref(name, Int(0))
-        pair += self._make(spread, sums)
-        exists = both(*self._exists(vector))
-        for to, dtype, x in self._stores(vector, sums):
-            words = self.w.fresh("words")
-            inner.append(word_regs(words, WIDEST))
-            pair += packed(Ref(words, at), dtype, 2, x)
-            write = Do(f"emmy_stg_b{8 * WIDEST}", (to, Ref(words, Int(0))))
-            stores += (Do(swap, (Ref(words, Int(0)),)), *only(exists, (write,)))
-        body = (*inner, For(var, first, plus(first, Int(pairs)), 1, tuple(pair), UNROLL), *stores)
-        for name, n in reversed(spread.rows):
-            body = unrolled(name, n, body)
-        body = (*outer, *body)
-        return (For(first.name, Int(0), Int(count), pairs, body, UNROLL),) if isinstance(first, IntVar) else body
-
-    def _clamped(self, spread: Spread) -> Spread:
-        """The same vectors, of which those over an edge are moved to the last before it."""
-        spot = dict(spread.spot)
-        for a in spread.axes:
-            if not self.w.scope[a].full:
-                width = spread.width if a == spread.axes[-1] else 1
-                spot[a] = least(spot[a], plus(self.w.scope[a].end, Int(-width)))
-        return replace(spread, spot=spot)
-
-    def _exists(self, spread: Spread) -> tuple[Whole, Whole]:
+    def exists(self, spread: Spread) -> tuple[Whole, Whole]:
         """(whether the rows exist, whether the columns do); all in the first when columns have no loop of their own."""
         rows: Whole = Int(1)
         columns: Whole = Int(1)
@@ -222,7 +167,7 @@ class Chain:
         return rows, columns
 
     # ------------------------------------------------------------ loads
-    def _unheld(self, only_axes: tuple[str, ...] | None = None) -> Iterator[Read]:
+    def unheld(self, only_axes: tuple[str, ...] | None = None) -> Iterator[Read]:
         """What the bodies read from memory and is not held yet: of values over `only_axes`, or all."""
         made = {s.stage for s in self.steps if isinstance(s, Close | Compute)}
         for s in self.steps:
@@ -235,9 +180,9 @@ class Chain:
                     yield r
 
     def _loads(self, spread: Spread, only_axes: tuple[str, ...] | None = None) -> tuple[Stmt, ...]:
-        return tuple(s for r in self._unheld(only_axes) for s in self._load(r, spread))
+        return tuple(s for r in self.unheld(only_axes) for s in self.load(r, spread))
 
-    def _source(self, r: Read, spread: Spread) -> tuple[Ref, DType, str]:
+    def source(self, r: Read, spread: Spread) -> tuple[Ref, DType, str]:
         """Where the vector of a value begins in memory, its dtype there, and how it is loaded."""
         w, v = self.w, self.w.plan.program.value(r.value)
         launches = w.plan.launches
@@ -250,16 +195,16 @@ class Chain:
         how = "ldg_nc" if w.plan.program.is_input(r.value) else "ldg"
         return Ref(r.value, index_of(w, v.axes, spread.spot)), v.dtype, how
 
-    def _load(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
+    def load(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
         """A vector of a value in registers of its own, or its one number."""
-        source, dtype, how = self._source(r, spread)
+        source, dtype, how = self.source(r, spread)
         n = spread.width if r.index and r.index[-1:] == spread.axes[-1:] else 1
         name = self.w.fresh(f"{r.value}_here")
         self.held[r.value] = Ref(name, Int(0))
         return Regs(name, "f32", n), *load(self.w, Ref(name, Int(0)), dtype, n, source, how)
 
     # ------------------------------------------------------------ elements
-    def _make(self, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
+    def make(self, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
         """A vector of every value of the chain."""
         p, out = self.w.plan.program, list[Stmt]()
         for s in self.steps:
@@ -274,7 +219,7 @@ class Chain:
                     pass
         return tuple(out)
 
-    def _stores(self, spread: Spread, sums: Mapping[str, Ref]) -> Iterator[tuple[Ref, DType, Ref]]:
+    def stores(self, spread: Spread, sums: Mapping[str, Ref]) -> Iterator[tuple[Ref, DType, Ref]]:
         """Of everything that is stored: where a vector goes, its dtype there, its registers."""
         for s in self.steps:
             stage = self.w.plan.program.stage(s.stage)

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.codegen.build import SourceUnit
+from emmy.codegen.cpu import buffers
 from emmy.codegen.emulator import EmuStats, TensorMap, emulate
 from emmy.codegen.kernel_gpu import GpuKernel, evaluated
+from emmy.codegen.kernel_gpu import TensorMap as Map
 from emmy.errors import PlanError
 from emmy.ir.dtype import encode
 
@@ -33,15 +35,13 @@ def emulate_plan(
     syms = {f"len_{s.name}": (sizes or {})[s.name] for s in program.syms}
     memory = {name: _frozen(x) for name, x in inputs.items()}
     stats = []
+    for b in buffers(unit.plan):
+        if b.name not in memory:
+            memory[b.name] = encode(np.full(evaluated(b.elements, syms), np.nan, np.float32), b.dtype)
     for k in unit.kernels:
         if not isinstance(k, GpuKernel):
             raise PlanError(f"{k.name} is a CPU's kernel; the emulator runs those of GPUs")
-        for b in k.buffers:
-            if b.name not in memory:
-                memory[b.name] = encode(np.full(evaluated(b.elements, syms), np.nan, np.float32), b.dtype)
-        args = [
-            TensorMap(memory[m.value], (m.box_columns, m.box_rows), 16 << m.swizzle if m.swizzle else 0) for m in k.maps
-        ]
+        args = [_tensor_map(m, memory[m.value], syms) for m in k.maps]
         everything: list[Storage | TensorMap | int] = [
             *args,
             *(memory[b.name] for b in k.buffers),
@@ -53,6 +53,13 @@ def emulate_plan(
         )
     shapes = {o: [size[a] for a in program.value(o).axes] for o in program.outputs}
     return {o: memory[o].reshape(shape) for o, shape in shapes.items()}, tuple(stats)
+
+
+def _tensor_map(m: Map, memory: Storage, syms: Mapping[str, int]) -> TensorMap:
+    """The map as a launcher makes it."""
+    rows, columns = evaluated(m.rows, syms), evaluated(m.columns, syms)
+    swizzle = 16 << m.swizzle if m.swizzle else 0
+    return TensorMap(memory, (m.box_columns, m.box_rows), swizzle, (columns, rows), (columns * memory.itemsize,))
 
 
 def _frozen(x: Storage) -> Storage:

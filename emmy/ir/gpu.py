@@ -61,6 +61,13 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
     return c.depth * (slot + (16 if c.transport == "tma" else 0))
 
 
+def placed_bytes(plan: Plan, tile: Tile, value: str) -> int:
+    """Bytes of a value's block, shared out among the warps that make it."""
+    v = plan.program.value(value)
+    share = prod(plan.extent(tile.nest, a) for a in v.axes)
+    return size_bytes(v.dtype) * share * warps(plan, tile.nest)
+
+
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:
     """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time."""
     sums = m * n // WARP

@@ -129,6 +129,9 @@ class Tile:
     def channel(self, value: str) -> Channel | None:
         return next((c for c in self.channels if c.value == value), None)
 
+    def placement(self, value: str) -> Placement | None:
+        return next((x for x in self.placements if x.value == value), None)
+
     @property
     def is_plain(self) -> bool:
         """True until a tile-level move has changed the tile: only its works are said."""
@@ -410,4 +413,5 @@ def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:
         )
     if w.combine and s.monoid:
         return [*out, f"{pad}{s.out}[{','.join(s.axes)}] = finish(combine {s.monoid.name} over parts)"]
-    return [*out, f"{pad}{s}"]
+    place = t.placement(s.out)
+    return [*out, f"{pad}{s}" + (f"  # by way of {place.space}, {place.layout}" if place else "")]

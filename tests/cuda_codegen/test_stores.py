@@ -1,15 +1,19 @@
-"""Finished elements leave as vectors of 16 bytes where rows allow it: neighbouring lanes exchange their pairs first."""
+"""Finished elements leave as vectors of 16 bytes where rows allow it, or by the copy engine; the exact text is emulated."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from emmy.codegen.emulator import emulate
+from emmy.codegen.emulated import emulate_plan
+from emmy.codegen.emulator import SCHEDULES, emulate
 from emmy.codegen.nvrtc import compile_cubin
 from emmy.codegen.ptx import prelude, used
+from emmy.errors import EmuError
+from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from tests.cuda_codegen.emulated import Run, nothing_but_numbers, unit
 
@@ -54,6 +58,24 @@ PARTS = (
     Run("matmul:16x40x128:bf16:bias", "rtx4090", f"k0/splitk(C,2) {tile(16, 64, 16, 16)} {SPLIT}"),
     Run("matmul:16x44x128:f16", "rtx4090", f"k0/splitk(C,2) {tile(16, 64, 16, 32)} {SPLIT}"),  # half of an atom exists
 )
+ENGINE = (
+    Run("matmul:32x64x64:f16", "h200", f"{tile(32, 64, 32, 32)} k0/store(C,tma)"),
+    Run(
+        "matmul:m(1..70)x96x64:f16:bias,scale,residual",
+        "h200",
+        f"{tile(32, 64, 16, 32, 'tma,2')} k0/store(Y,tma)",
+        (("m", 45),),
+    ),
+    Run("matmul:33x40x64:bf16:residual,silu", "rtx5090", f"{tile(16, 64, 16, 64)} k0/store(Y,tma)"),
+    Run(
+        "matmul:64x384x64:bf16:nk,gelu_tanh",
+        "h200",
+        f"{tile(64, 192, 32, 96, 'tma,2')} k0/store(Y,tma)",
+        kind="integer",
+    ),
+    Run("matmul:70x256x128:f16:nk", "rtx5090", f"{tile(64, 128, 32, 128, 'tma,2')} k0.C/pipeline() k0/store(C,tma)"),
+    Run("matmul:64x64x128:f16", "h200", f"{tile(64, 64, 32, 64, atom='hybrid,16,8,32')} k0/store(C,tma)"),
+)
 NARROW = (
     Run("matmul:16x24x64:f16:bias,residual", "rtx4090", tile(16, 24, 16, 24)),  # three atoms
     Run("matmul:16x100x64:f16:bias", "rtx4090", tile(16, 64, 16, 32)),  # rows are no multiple of 16 bytes
@@ -68,7 +90,7 @@ def body(run: Run) -> str:
 
 def right(run: Run) -> None:
     for order in range(3):
-        error, stats = Run(run.op, run.gpu, run.schedule, run.sizes, run.kind, order).error_norm()
+        error, stats = replace(run, order=order).error_norm()
         assert error <= 1, f"error {error:.3g} of what is allowed: {run}"
         assert nothing_but_numbers(stats)
 
@@ -83,6 +105,26 @@ def test_pairs_that_are_exchanged_are_right_and_leave_as_16_bytes(run: Run):
 def test_partial_sums_leave_as_16_bytes_of_f32(run: Run):
     assert "emmy_transpose_pair" in body(run) and "emmy_stg_b64" not in body(run).split("EMMY_KERNEL")[1]
     right(run)
+
+
+@pytest.mark.parametrize("run", ENGINE, ids=lambda r: f"{r.gpu} {r.op}")
+def test_a_placed_result_leaves_by_the_copy_engine_without_bank_conflicts(run: Run):
+    assert "emmy_stg" not in body(run) and "emmy_stmatrix_x4" in body(run)
+    for order in range(len(SCHEDULES)):
+        error, (stats,) = replace(run, order=order).error_norm()
+        assert error <= 1, f"error {error:.3g} of what is allowed: {run}"
+        assert nothing_but_numbers((stats,)) and stats.smem_store_waves == stats.smem_store_waves_ideal
+        assert stats.tma_store_bytes and not stats.global_store_bytes
+
+
+def test_without_its_fence_or_its_meeting_a_placed_result_is_found_at_fault():
+    """The emulator tells whether the steps before the copy engine's turn are there: each is taken out of the text once."""
+    u = unit(ENGINE[0].op, ENGINE[0].schedule, ENGINE[0].gpu)
+    at = u.text.rindex("emmy_fence_async();")
+    for gone in ("emmy_fence_async();", "emmy_syncwarp();", "emmy_bulk_commit();"):
+        broken = replace(u, text=u.text[:at] + u.text[at:].replace(gone, "", 1))
+        with pytest.raises(EmuError):
+            emulate_plan(broken, parse_op(ENGINE[0].op).inputs("normal", 1))
 
 
 @pytest.mark.parametrize("run", NARROW, ids=lambda r: r.op)

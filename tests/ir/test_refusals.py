@@ -29,6 +29,11 @@ SCALED = Program(
 )
 PIPELINED = parse_op("matmul:32x32x96:f16:nk,bias").program()
 AHEAD = "k0/split(k,serial,32) k0/stage(A,tma,2) k0/stage(B,tma,2)"
+WIDE = parse_op("matmul:64x64x64:f16").program()
+TILED = (
+    "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,32) "
+    "k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16)"
+)
 JOINED = "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W)"
 
 REFUSED = {
@@ -88,6 +93,22 @@ REFUSED = {
     ),
     "a producer for rings that are read ahead": (
         PIPELINED, "h200", f"{AHEAD} k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/specialize(1,40,232)", "specialize comes before pipeline",
+    ),
+    "a stored block that no atom makes": (WIDE, "h200", "k0/store(C,tma)", "made by no atom; stmatrix writes the sums of mma"),
+    "a stored block without a copy engine": (WIDE, "rtx4090", f"{TILED} k0/store(C,tma)", "rtx4090 cannot store by tma"),
+    "a stored block by another transport": (WIDE, "h200", f"{TILED} k0/store(C,ldg)", "h200 cannot store by ldg"),
+    "a stored block of a narrow warp": (
+        WIDE, "h200", f"{TILED.replace('warp,32', 'warp,16')} k0/store(C,tma)", "16 columns of C, a multiple of 32",
+    ),
+    "a stored block of odd rows": (
+        parse_op("matmul:32x68x32:f16").program(), "h200", f"{TILED} k0/store(C,tma)", "rows of C allow 8 bytes at a time along n, 16",
+    ),
+    "a stored block of partial sums": (WIDE, "h200", f"k0/splitk(C,2) {TILED} k0/store(C,tma)", "k0 stores partial sums only, not C"),
+    "a block that is stored twice": (WIDE, "h200", f"{TILED} k0/store(C,tma) k0/store(C,tma)", "placed in shared memory already"),
+    "a stored block that does not fit beside the rings": (
+        parse_op("matmul:512x512x512:f16").program(), "h200",
+        "k0/split(m,grid,128) k0/split(n,grid,256) k0/split(k,serial,64) k0/split(m,warp,64) k0/split(n,warp,64) "
+        "k0/stage(A,cp_async,4) k0/stage(B,cp_async,4) k0.C/atom(mma,16,8,16) k0/store(C,tma)", "takes 65536 bytes beside 196608 of rings",
     ),
     "an unknown layout": (MATMUL, "h200", "k0/stage(A,tma,1,banana)", "layout banana of A against .*swizzle128"),
     "staging what a finishing launch does not read": (MATMUL, "h200", "k0/splitk(C,2) k1/stage(A,tma,1)", "A is not an input that k1"),

@@ -1,0 +1,69 @@
+"""Results that leave through shared memory: what a warp has made, written by stmatrix and stored by the copy engine.
+
+A box is 16 rows of a warp's columns, so that only the warp must meet before it goes. Knows no chain of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from emmy.codegen.cuda_layout import Slot, slot
+from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.kernel import Int, Whole, plus, same, times
+from emmy.codegen.kernel_gpu import SMEM, Do, If, MapRef, Ref, Stmt, TensorMap, bits, shifted, unrolled
+from emmy.ir.dtype import size_bytes
+from emmy.ir.gpu import WARP
+
+_ROWS = 16  # of a matrix atom, and of a box
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A warp's share of a value in shared memory: `count` boxes, from byte `base` on."""
+
+    w: Walk
+    layout: Slot
+    map: TensorMap
+    base: Whole
+    count: int
+
+    def write(self, words: Ref, i: Whole, half: Whole, column: Whole) -> Do:
+        """One pair of each of four neighbouring atoms, the first at `column`: rows 8 `half` and on of box i."""
+        lane = self.w.lane()
+        mine = self.w.let("store_at", self.layout.at(bits(lane, 7), times(shifted(lane, 3), Int(8))))
+        there = self.layout.beyond(mine, times(half, Int(8)), column)
+        return Do("emmy_stmatrix_x4", (Ref(SMEM, plus(there, times(i, Int(self.layout.bytes)), self.base)), words))
+
+    def send(self, var: str, i: Whole, corner: Mapping[str, Whole]) -> tuple[Stmt, ...]:
+        """All boxes to memory, box i's first element to `corner`; returns when they have been read.
+
+        The engine leaves out what lies beyond the value's edges.
+        """
+        s, (rows, columns) = self.layout, tuple(corner.values())
+        stores = tuple(
+            Do(
+                "emmy_tma_store_2d",
+                (
+                    MapRef(self.map.name),
+                    Ref(SMEM, plus(times(i, Int(s.bytes)), self.base, Int(panel * s.panel_bytes))),
+                    plus(columns, Int(panel * s.panel)),
+                    rows,
+                ),
+            )
+            for panel in range(s.columns // s.panel)
+        )
+        sent = (*unrolled(var, self.count, stores), Do("emmy_bulk_commit"), Do("emmy_bulk_wait_read<0>"))
+        return Do("emmy_fence_async"), Do("emmy_syncwarp"), If(same(self.w.lane(), Int(0)), sent)
+
+
+def boxes(w: Walk, value: str, count: int, columns: int) -> Boxes:
+    """Places for every warp's `count` boxes of a value, each of that many columns."""
+    v = w.plan.program.value(value)
+    layout = slot(_ROWS, columns, size_bytes(v.dtype), columns, "swizzle128")
+    share = count * layout.bytes
+    first = w.allocate(share * (w.threads // WARP), layout.align)
+    rows, ends = (w.scope[a].end for a in v.axes)
+    engine = TensorMap(f"{value}_map", value, rows, ends, _ROWS, layout.panel, layout.swizzle)
+    w.maps.append(engine)
+    return Boxes(w, layout, engine, w.let(f"{value}_boxes", plus(times(w.warp(), Int(share)), Int(first))), count)
