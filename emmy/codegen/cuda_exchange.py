@@ -1,8 +1,8 @@
-"""Pairs of matrix atoms as vectors of 16 bytes: neighbouring lanes exchange them between registers and memory.
+"""Pairs of matrix atoms as vectors: neighbouring lanes exchange them between registers and memory, or stmatrix takes them.
 
 A lane holds two columns in each of several atoms, 8 columns apart; the four lanes of a row have those atoms' columns
-between them. After an exchange each lane has 16 bytes of the row instead. It needs the whole warp: whatever does not exist
-is computed all the same, loads of it read the last that does, and only its store is left out.
+between them. After an exchange each lane has 16 bytes of the row instead. That and stmatrix need the whole warp: whatever
+does not exist is computed all the same, loads of it read the last that does, and only its store is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from emmy.codegen.cuda_copy import only
-from emmy.codegen.cuda_store import Boxes, boxes
+from emmy.codegen.cuda_store import Boxes
 from emmy.codegen.cuda_vector import WIDEST, fetched, packed, unpacked, word_regs
 from emmy.codegen.kernel import Int, IntVar, Whole, both, least, minus, plus, times
 from emmy.codegen.kernel_gpu import UNROLL, Do, For, Ref, Regs, Stmt, bits, counter, unrolled
@@ -22,7 +22,7 @@ from emmy.ir.expr import Read
 if TYPE_CHECKING:
     from emmy.codegen.cuda_values import Chain, Spread
 
-_APART = 8  # columns from an atom to the next
+ATOM_COLUMNS = 8  # of a matrix atom, and from one to the next
 
 
 def pairs_of(chain: Chain, spread: Spread) -> int:
@@ -37,15 +37,18 @@ def pairs_of(chain: Chain, spread: Spread) -> int:
 
 @dataclass(slots=True)
 class Exchange:
-    """The first `count` pairs of a spread's columns, `pairs` at a time.
+    """The pairs from `start` to `stop` along a spread's columns, `pairs` at a time: one as it is, or a vector of 16 bytes.
 
-    pair: statements on one pair of a vector, in a loop of their own; before, after: on its vector.
+    leaving: values that go to boxes in shared memory instead of memory
+    pair: statements on one pair of a vector, in a loop of their own; before, after: on its vector
     """
 
     chain: Chain
     spread: Spread
+    leaving: Mapping[str, Boxes]
     pairs: int
-    count: int
+    start: int
+    stop: int
     outer: list[Stmt] = field(default_factory=list)  # once for all rows
     before: list[Stmt] = field(default_factory=list)
     pair: list[Stmt] = field(default_factory=list)
@@ -54,36 +57,35 @@ class Exchange:
     def emit(self, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
         """Everything from what was folded to what is stored."""
         chain, spread, vector = self.chain, self.spread, self._vector
-        assert spread.corner is not None
         last, there = spread.axes[-1], self._clamped(vector)
         for r in chain.unheld():
             before = self.before if set(r.index) - {last} else self.outer
-            before += self._load(r, there) if r.index[-1:] == (last,) else chain.load(r, there)
+            wide = self.pairs > 1 and r.index[-1:] == (last,)
+            before += self._load(r, there) if wide else chain.load(r, there)
         self.pair += chain.make(spread, sums)
-        (i, mt), _ = spread.rows
-        leaving = {v: boxes(chain.w, v, mt, _APART * self.count) for v in chain.placed()}
         for to, dtype, x in chain.stores(vector, sums):
-            self._store(to, dtype, x, leaving.get(to.view))
+            self._store(to, dtype, x)
         var, first = spread.columns[0][0], self._first
         body = (*self.before, For(var, first, plus(first, Int(self.pairs)), 1, tuple(self.pair), UNROLL), *self.after)
         for name, n in reversed(spread.rows):
             body = unrolled(name, n, body)
         body = (*self.outer, *body)
         if isinstance(first, IntVar):
-            body = (For(first.name, Int(0), Int(self.count), self.pairs, body, UNROLL),)
-        return (*body, *(s for x in leaving.values() for s in x.send(i, counter(i, mt), spread.corner)))
+            body = (For(first.name, Int(self.start), Int(self.stop), self.pairs, body, UNROLL),)
+        return body
 
     @property
     def _first(self) -> Whole:
         """The first of the pairs that make a vector."""
-        return IntVar(f"{self.spread.columns[0][0]}_first") if self.count > self.pairs else Int(0)
+        several = self.stop - self.start > self.pairs
+        return IntVar(f"{self.spread.columns[0][0]}_first") if several else Int(self.start)
 
     @property
     def _vector(self) -> Spread:
-        """The elements that a lane has after an exchange: of one of `pairs` atoms, 4 / pairs lanes to each."""
+        """The elements that a lane has in memory: of one of `pairs` atoms, 4 / pairs lanes to each."""
         assert self.spread.corner is not None
         lane, last = self.chain.w.lane(), self.spread.axes[-1]
-        atom = times(plus(self._first, bits(lane, self.pairs - 1)), Int(_APART))
+        atom = times(plus(self._first, bits(lane, self.pairs - 1)), Int(ATOM_COLUMNS))
         column = plus(self.spread.corner[last], atom, times(bits(lane, 4 - self.pairs), Int(2)))
         return replace(self.spread, spot={**self.spread.spot, last: column}, width=2 * self.pairs)
 
@@ -98,7 +100,8 @@ class Exchange:
 
     def _words(self, words: str) -> Ref:
         """Where a pair stands among a vector's words."""
-        return Ref(words, times(minus(IntVar(self.spread.columns[0][0]), self._first), Int(4 // self.pairs)))
+        each = 1 if self.pairs == 1 else WIDEST // 4 // self.pairs
+        return Ref(words, times(minus(IntVar(self.spread.columns[0][0]), self._first), Int(each)))
 
     def _swap(self, words: str) -> Do:
         return Do(f"emmy_transpose_{'quad' if self.pairs == 4 else 'pair'}", (Ref(words, Int(0)),))
@@ -111,15 +114,16 @@ class Exchange:
         self.chain.held[r.value] = Ref(name, Int(0))
         return word_regs(words, WIDEST), fetched(Ref(words, Int(0)), WIDEST, source, how), self._swap(words)
 
-    def _store(self, to: Ref, dtype: DType, x: Ref, leaving: Boxes | None) -> None:
+    def _store(self, to: Ref, dtype: DType, x: Ref) -> None:
         """Pairs become words of a vector, which goes to `to`, or to the value's place in shared memory."""
-        words = self.chain.w.fresh("words")
-        self.before.append(word_regs(words, WIDEST))
+        words, n_bytes = self.chain.w.fresh("words"), 2 * self.pairs * size_bytes(dtype)
+        self.before.append(word_regs(words, n_bytes))
         self.pair += packed(self._words(words), dtype, 2, x)
-        if leaving is not None:
+        if to.view in self.leaving:
             (i, mt), (h, _) = self.spread.rows
-            at = (counter(i, mt), IntVar(h), times(self._first, Int(_APART)))
-            self.after.append(leaving.write(Ref(words, Int(0)), *at))
+            at = (counter(i, mt), IntVar(h), times(self._first, Int(ATOM_COLUMNS)))
+            self.after.append(self.leaving[to.view].write(self.pairs, Ref(words, Int(0)), *at))
             return
-        write = Do(f"emmy_stg_b{8 * WIDEST}", (to, Ref(words, Int(0))))
-        self.after += (self._swap(words), *only(both(*self.chain.exists(self._vector)), (write,)))
+        swap = (self._swap(words),) if self.pairs > 1 else ()
+        write = Do(f"emmy_stg_b{8 * n_bytes}", (to, Ref(words, Int(0))))
+        self.after += (*swap, *only(both(*self.chain.exists(self._vector)), (write,)))

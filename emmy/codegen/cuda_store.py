@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from emmy.codegen.cuda_layout import Slot, slot
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.kernel import Int, Whole, plus, same, times
-from emmy.codegen.kernel_gpu import SMEM, Do, If, MapRef, Ref, Stmt, TensorMap, bits, shifted, unrolled
+from emmy.codegen.kernel_gpu import SMEM, Do, If, MapRef, Ref, Stmt, TensorMap, bits, counter, shifted, unrolled
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import WARP
 
@@ -28,19 +28,21 @@ class Boxes:
     base: Whole
     count: int
 
-    def write(self, words: Ref, i: Whole, half: Whole, column: Whole) -> Do:
-        """One pair of each of four neighbouring atoms, the first at `column`: rows 8 `half` and on of box i."""
+    def write(self, atoms: int, words: Ref, i: Whole, half: Whole, column: Whole) -> Do:
+        """One pair of each of so many (1, 2, 4) neighbouring atoms, the first at `column`: rows 8 `half` and on of box i."""
         lane = self.w.lane()
         mine = self.w.let("store_at", self.layout.at(bits(lane, 7), times(shifted(lane, 3), Int(8))))
         there = self.layout.beyond(mine, times(half, Int(8)), column)
-        return Do("emmy_stmatrix_x4", (Ref(SMEM, plus(there, times(i, Int(self.layout.bytes)), self.base)), words))
+        return Do(
+            f"emmy_stmatrix_x{atoms}", (Ref(SMEM, plus(there, times(i, Int(self.layout.bytes)), self.base)), words)
+        )
 
-    def send(self, var: str, i: Whole, corner: Mapping[str, Whole]) -> tuple[Stmt, ...]:
-        """All boxes to memory, box i's first element to `corner`; returns when they have been read.
+    def send(self, var: str, corner: Mapping[str, Whole]) -> tuple[Stmt, ...]:
+        """All boxes to memory, the first element of number `var` to `corner`; returns when they have been read.
 
         The engine leaves out what lies beyond the value's edges.
         """
-        s, (rows, columns) = self.layout, tuple(corner.values())
+        s, i, (rows, columns) = self.layout, counter(var, self.count), tuple(corner.values())
         stores = tuple(
             Do(
                 "emmy_tma_store_2d",

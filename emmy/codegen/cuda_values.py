@@ -9,8 +9,9 @@ from math import gcd
 from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_copy import only
-from emmy.codegen.cuda_exchange import Exchange, pairs_of
+from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, pairs_of
 from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_store import Boxes, boxes
 from emmy.codegen.cuda_vector import function, load, named, store
 from emmy.codegen.kernel import (
     Call,
@@ -111,19 +112,29 @@ class Chain:
         self, spread: Spread, sums: Mapping[str, Ref] | None = None, fold: States | None = None
     ) -> tuple[Stmt, ...]:
         """The loops over a block's vectors. `sums`: where a vector of each folded component begins; or `fold` makes them."""
-        pairs, placed = pairs_of(self, spread), self.placed()
-        count = spread.columns[0][1] if spread.columns else 0
-        done = 0 if pairs == 1 else count - count % pairs
-        if placed and (pairs != 4 or done < count):
-            raise self.w.cannot(
-                f"{placed[0]} cannot leave through shared memory: a warp's columns are no multiple of 32"
-            )
-        out: tuple[Stmt, ...] = Exchange(self, spread, pairs, done).emit(sums or {}) if done else ()
-        return out if done and done == count else (*out, *self._alone(spread, sums or {}, fold, done))
+        leaving, sums = self._leaving(spread), sums or {}
+        pairs = pairs_of(self, spread)
+        if pairs == 1 and not leaving:
+            return self._alone(spread, sums, fold)
+        count = spread.columns[0][1]
+        whole = count - count % pairs
+        out = Exchange(self, spread, leaving, pairs, 0, whole).emit(sums)
+        if whole < count:
+            self.held.clear()
+            out += Exchange(self, spread, leaving, 1, whole, count).emit(sums)
+        assert spread.corner is not None
+        return (*out, *(s for x in leaving.values() for s in x.send(spread.rows[0][0], spread.corner)))
 
-    def _alone(self, spread: Spread, sums: Mapping[str, Ref], fold: States | None, done: int = 0) -> tuple[Stmt, ...]:
-        """Vectors, but for the first `done` along the columns, that are loaded and stored by the thread that makes them."""
-        self.held.clear()
+    def _leaving(self, spread: Spread) -> dict[str, Boxes]:
+        """Values that leave through shared memory, with their places there."""
+        stored = (s.stage for s in self.steps if isinstance(s, StoreStep))
+        placed = [v for v in stored if self.w.launch.tile.placement(v)]
+        if placed and spread.corner is None:
+            raise self.w.cannot(f"{placed[0]} cannot leave through shared memory: no matrix atom makes it")
+        return {v: boxes(self.w, v, spread.rows[0][1], ATOM_COLUMNS * spread.columns[0][1]) for v in placed}
+
+    def _alone(self, spread: Spread, sums: Mapping[str, Ref], fold: States | None) -> tuple[Stmt, ...]:
+        """Vectors that are loaded and stored by the thread that makes them."""
         width, natural = self.width(spread.axes, spread.width), spread.width
         spread = spread.narrowed(width)
         if sums and width != natural:
@@ -142,14 +153,9 @@ class Chain:
         for var, count in reversed(spread.rows):
             body = unrolled(var, count, body)
         body = only(inside_columns, (*outer, *body))
-        for i, (var, count) in reversed(list(enumerate(spread.columns))):
-            body = unrolled(var, count, body, 0 if i else done)
+        for var, count in reversed(spread.columns):
+            body = unrolled(var, count, body)
         return body
-
-    def placed(self) -> tuple[str, ...]:
-        """Values that leave through shared memory."""
-        stored = (s.stage for s in self.steps if isinstance(s, StoreStep))
-        return tuple(v for v in stored if self.w.launch.tile.placement(v))
 
     def exists(self, spread: Spread) -> tuple[Whole, Whole]:
         """(whether the rows exist, whether the columns do); all in the first when columns have no loop of their own."""

@@ -221,11 +221,11 @@ def counter(var: str, count: int) -> Whole:
     return IntVar(var) if count > 1 else Int(0)
 
 
-def unrolled(var: str, count: int, body: tuple[Stmt, ...], first: int = 0) -> tuple[Stmt, ...]:
-    """`count` iterations, but for those before `first`, written out by the compiler; the body alone when there is one."""
+def unrolled(var: str, count: int, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """`count` iterations written out by the compiler; the body alone when there is one."""
     if count <= 1:
         return body if count else ()
-    return (For(var, Int(first), Int(count), 1, body, UNROLL),) if body else ()
+    return (For(var, Int(0), Int(count), 1, body, UNROLL),) if body else ()
 
 
 # ---------------------------------------------------------------- printer

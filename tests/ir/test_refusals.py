@@ -97,9 +97,6 @@ REFUSED = {
     "a stored block that no atom makes": (WIDE, "h200", "k0/store(C,tma)", "made by no atom; stmatrix writes the sums of mma"),
     "a stored block without a copy engine": (WIDE, "rtx4090", f"{TILED} k0/store(C,tma)", "rtx4090 cannot store by tma"),
     "a stored block by another transport": (WIDE, "h200", f"{TILED} k0/store(C,ldg)", "h200 cannot store by ldg"),
-    "a stored block of a narrow warp": (
-        WIDE, "h200", f"{TILED.replace('warp,32', 'warp,16')} k0/store(C,tma)", "16 columns of C, a multiple of 32",
-    ),
     "a stored block of odd rows": (
         parse_op("matmul:32x68x32:f16").program(), "h200", f"{TILED} k0/store(C,tma)", "rows of C allow 8 bytes at a time along n, 16",
     ),

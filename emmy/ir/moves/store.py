@@ -13,7 +13,6 @@ from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.target import Target
 
 _ATOMS = ("mma", "hybrid", "f16")  # those whose sums stmatrix can write
-_COLUMNS = 32  # that one stmatrix writes
 
 
 @register
@@ -71,12 +70,7 @@ class StoreBlock(Move):
             return f"{self.value} is made by {found}; stmatrix writes the sums of {', '.join(_ATOMS)}"
         if len(s.axes) != 2 or size_bytes(s.dtype) != 2:
             return f"{self.value} has {len(s.axes)} axes and {size_bytes(s.dtype)} bytes an element, stmatrix writes 2 of 2"
-        columns = plan.extent(la.tile.nest, s.axes[-1])
-        return (
-            f"a warp has {columns} columns of {self.value}, a multiple of {_COLUMNS} is needed"
-            if columns % _COLUMNS
-            else None
-        )
+        return None
 
     def _refuse_rows(self, plan: Plan, la: Launch) -> str | None:
         """Why rows of the value, or of what is added to it, cannot be moved 16 bytes at a time."""
