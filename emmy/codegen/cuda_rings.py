@@ -207,7 +207,9 @@ def merged(stmts: list[Stmt]) -> tuple[Stmt, ...]:
         last = joined[-1] if joined else None
         if isinstance(s, If) and isinstance(last, If) and s.cond == last.cond:
             joined[-1] = If(s.cond, (*last.then, *s.then))
-        elif s not in _QUIET or s not in joined[-3:-1]:  # a warp that has just met has read nothing since
+        elif (
+            s not in _QUIET or not isinstance(last, If) or s not in joined[-3:-1]
+        ):  # a warp that has just met has read nothing since
             joined.append(s)
     out: list[Stmt] = []
     for s, after in zip(joined, [*joined[1:], None], strict=True):

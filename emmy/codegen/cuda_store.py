@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from emmy.codegen.cuda_layout import Slot, slot
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.kernel import Int, Whole, plus, same, times
-from emmy.codegen.kernel_gpu import SMEM, Do, If, MapRef, Ref, Stmt, TensorMap, bits, counter, shifted, unrolled
+from emmy.codegen.kernel_gpu import BLOCK, SMEM, Do, If, MapRef, Ref, Stmt, TensorMap, bits, counter, shifted, unrolled
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import WARP
 
@@ -27,6 +27,10 @@ class Boxes:
     map: TensorMap
     base: Whole
     count: int
+
+    def begin(self) -> tuple[Stmt, ...]:
+        """Where a block walks tiles: no lane writes before the one that sends has seen the last boxes read."""
+        return () if self.w.block == BLOCK else (Do("emmy_syncwarp"),)
 
     def write(self, atoms: int, words: Ref, i: Whole, half: Whole, column: Whole) -> Do:
         """One pair of each of so many (1, 2, 4) neighbouring atoms, the first at `column`: rows 8 `half` and on of box i."""

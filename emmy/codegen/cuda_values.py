@@ -123,7 +123,8 @@ class Chain:
             self.held.clear()
             out += Exchange(self, spread, leaving, 1, whole, count).emit(sums)
         assert spread.corner is not None
-        return (*out, *(s for x in leaving.values() for s in x.send(spread.rows[0][0], spread.corner)))
+        begin = (s for x in leaving.values() for s in x.begin())
+        return (*begin, *out, *(s for x in leaving.values() for s in x.send(spread.rows[0][0], spread.corner)))
 
     def _leaving(self, spread: Spread) -> dict[str, Boxes]:
         """Values that leave through shared memory, with their places there."""

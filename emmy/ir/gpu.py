@@ -62,10 +62,9 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
 
 
 def placed_bytes(plan: Plan, tile: Tile, value: str) -> int:
-    """Bytes of a value's block, shared out among the warps that make it."""
+    """Bytes of a value's block, of which each warp that makes it has its share."""
     v = plan.program.value(value)
-    share = prod(plan.extent(tile.nest, a) for a in v.axes)
-    return size_bytes(v.dtype) * share * warps(plan, tile.nest)
+    return size_bytes(v.dtype) * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
 
 
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:

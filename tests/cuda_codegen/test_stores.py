@@ -41,6 +41,15 @@ def tile(m: int, n: int, wm: int, wn: int, how: str = "cp_async,2", atom: str = 
     )
 
 
+def groups(m: int, n: int, walk: bool) -> str:
+    """Warpgroups of 64 rows; `walk`: three blocks of them walk all tiles, fed by a producer."""
+    roles = f"k0/specialize({m // 64},40,232) k0/persist(3) " if walk else ""
+    return (
+        f"k0/split(m,grid,{m}) k0/split(n,grid,{n}) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
+        f"k0/stage(A,tma,2) k0/stage(B,tma,2) {roles}k0.C/atom(wgmma,64,{n},16)"
+    )
+
+
 SPLIT = "k1/split(m,grid,16) k1/split(n,grid,32)"
 RUNS = (
     Run("matmul:32x64x64:f16", "rtx4090", tile(32, 64, 32, 32)),
@@ -52,6 +61,10 @@ RUNS = (
     Run("matmul:16x80x64:f16:nk,bias", "a100", tile(16, 80, 16, 40)),  # four atoms and one alone
     Run("matmul:16x96x64:f16:bias,residual", "a100", tile(16, 96, 16, 48), kind="integer"),  # four atoms and two alone
     Run("matmul:64x64x128:f16", "rtx4090", tile(64, 64, 32, 64, atom="hybrid,16,8,32")),
+)
+WGMMA = (
+    Run("matmul:m(1..300)x240x128:bf16:nk,bias,residual", "h200", groups(128, 120, True), (("m", 200),)),
+    Run("matmul:300x200x64:f16:gelu_tanh", "h200", groups(128, 64, False)),
 )
 PARTS = (
     Run("matmul:m(1..32)x64x128:f16:nk", "rtx4090", f"k0/splitk(C,2) {tile(16, 32, 16, 32)} {SPLIT}", (("m", 21),)),
@@ -81,6 +94,10 @@ ENGINE = (
     Run("matmul:33x40x64:f16:bias", "h200", f"{tile(32, 48, 16, 16)} k0/store(Y,tma)"),  # two
     Run("matmul:64x64x128:f16", "h200", f"{tile(64, 64, 32, 64, atom='hybrid,16,8,32')} k0/store(C,tma)"),
 )
+WALKED = (
+    Run("matmul:256x128x128:f16:nk", "h200", f"{groups(128, 128, True)} k0/store(C,tma)"),
+    *(replace(r, schedule=f"{r.schedule} k0/store(Y,tma)") for r in WGMMA),
+)
 NARROW = (
     Run("matmul:16x24x64:f16:bias,residual", "rtx4090", tile(16, 24, 16, 24)),  # three atoms
     Run("matmul:16x100x64:f16:bias", "rtx4090", tile(16, 64, 16, 32)),  # rows are no multiple of 16 bytes
@@ -100,7 +117,7 @@ def right(run: Run) -> None:
         assert nothing_but_numbers(stats)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda r: r.op)
+@pytest.mark.parametrize("run", (*RUNS, *WGMMA), ids=lambda r: r.op)
 def test_pairs_that_are_exchanged_are_right_and_leave_as_16_bytes(run: Run):
     assert "emmy_transpose_quad" in body(run) and "emmy_stg_b128" in body(run)
     right(run)
@@ -112,7 +129,7 @@ def test_partial_sums_leave_as_16_bytes_of_f32(run: Run):
     right(run)
 
 
-@pytest.mark.parametrize("run", ENGINE, ids=lambda r: f"{r.gpu} {r.op}")
+@pytest.mark.parametrize("run", (*ENGINE, *WALKED), ids=lambda r: f"{r.gpu} {r.op}")
 def test_a_placed_result_is_right_and_leaves_by_the_copy_engine(run: Run):
     assert "emmy_stg" not in body(run) and "emmy_stmatrix" in body(run)
     for order in range(len(SCHEDULES)):

@@ -12,7 +12,7 @@ from emmy.ir.moves.base import Move, Site, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.target import Target
 
-_ATOMS = ("mma", "hybrid", "f16")  # those whose sums stmatrix can write
+_ATOMS = ("mma", "hybrid", "f16", "wgmma")  # those whose sums stmatrix can write
 
 
 @register
@@ -57,8 +57,6 @@ class StoreBlock(Move):
             return f"{target.name} cannot store by {self.transport}; tma, on sm_90 and sm_120, can"
         if la.tile.placement(self.value):
             return f"{self.value} is placed in shared memory already"
-        if la.tile.roles:
-            return f"{self.launch} has {len(la.tile.roles)} roles: code is generated for stores of one"
         return self._refuse_atom(plan, la) or self._refuse_rows(plan, la) or self._refuse_memory(plan, la, target)
 
     def _refuse_atom(self, plan: Plan, la: Launch) -> str | None:
