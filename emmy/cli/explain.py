@@ -36,7 +36,7 @@ def _lines(e: Explanation) -> list[str]:
     counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
     out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {e.schedule}"]
     if e.predicted:
-        out += [f"  predicted {e.predicted}{f' ({counts})' if counts else ''}", f"            {e.predicted.basis}"]
+        out += [f"  {e.predicted}{f' ({counts})' if counts else ''}", f"  interval  {e.predicted.basis}"]
     elif e.time_us is None:
         out.append(
             f"  nothing right is measured yet{f' ({counts})' if counts else ''}: this is the default. Tune it: emmy tune {e.op}"

@@ -100,7 +100,7 @@ class Forecast:
         arithmetic_us = roof.compute_us / _share(plan, self.target) * padded / max(1.0 - at["tail_idle"], 1e-3)
         far_us = self.op.work().flops / 2.0 ** at["intensity_far"] / (self.target.dram_gbs * 1e3)
         parts = [arithmetic_us, roof.dram_us, far_us]
-        parts += [roof.time_us * 2.0 ** at[name] for name in _PARTS if name in at]
+        parts += [roof.time_us * 2.0 ** at[name] for name in _PARTS]
         longest = max(parts)
         return float(longest + _UNHIDDEN * (sum(parts) - longest))
 

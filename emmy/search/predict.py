@@ -200,9 +200,11 @@ class Predicting:
         log2_us, spread = forecast.predict(space.features([Point(f.schedule, ())]))
         span = forecast.span(float(log2_us[0]), float(spread[0]), f.unit.plan)
         if f.promise < log2_us[0]:
-            behind = f"{2.0 ** (float(log2_us[0]) - f.promise):.2f} times as long as with the dearest"
+            slower = f"{100 * (2.0 ** (float(log2_us[0]) - f.promise) - 1):.0f} % slower"
             able = f"the model errs by a factor of {2.0**forecast.noise_log2:.2f}"
-            self.on_event(Note(f"its transport is the cheaper one to issue, predicted to take {behind}; {able}"))
+            self.on_event(
+                Note(f"predicted {slower} than with another transport, and taken for its cheaper copies: {able}")
+            )
         return Prediction(
             op=op.key,
             target=target.name,
