@@ -13,7 +13,9 @@ struct Descriptor { u32 start, lead, stride, swizzle_bytes; };
 static Descriptor decode(u64 d) {
   static const u32 widths[4] = {0, 128, 64, 32};
   if (d >> 49 & 7) fail("copy", "wgmma descriptor with base offset %u; tiles must be aligned to their swizzle instead", u32(d >> 49 & 7));
-  return {u32(d & 0x3fff) << 4, u32(d >> 16 & 0x3fff) << 4, u32(d >> 32 & 0x3fff) << 4, widths[d >> 62]};
+  const u32 start = u32(d & 0x3fff) << 4, w = widths[d >> 62];
+  if (w && start % (8 * w) >= w) fail("copy", "wgmma descriptor of shared address %u: not in the first of the 8 rows of its swizzle of %u bytes", start, w);
+  return {start, u32(d >> 16 & 0x3fff) << 4, u32(d >> 32 & 0x3fff) << 4, w};
 }
 
 // The address of 8 consecutive elements. K-major: row `mn`, half `part` of the 16 along k. MN-major: elements 8 * part and
