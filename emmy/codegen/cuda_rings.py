@@ -141,8 +141,9 @@ class Rings:
         return only(both(self.exists(ring, ahead), self.leader), (wait,))
 
     def arrive(self, name: str, ring: Ring, count: int, ahead: int) -> tuple[Stmt, ...]:
-        bar, tx = self._barrier(name, ring, ahead), self._spec(name).tx_bytes
-        if tx:
+        bar, spec = self._barrier(name, ring, ahead), self._spec(name)
+        if spec.tx_bytes:
+            tx = sum(self.w.rings[v].layout.bytes for v in spec.values)  # with what is brought beyond a block
             return only(both(self.exists(ring, ahead), self.leader), (Do("emmy_mbar_expect_tx", (bar, Int(tx))),))
         arriving = count * self.warps_of_agent
         if arriving * WARP != self.w.threads:

@@ -18,6 +18,7 @@ WARP = 32  # threads
 GROUP = 4  # warps of a warpgroup (PTX ISA: wgmma.mma_async)
 _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
 AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
+SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
@@ -51,6 +52,18 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
+def brought(plan: Plan, nest: tuple[Loop, ...], c: Channel) -> int:
+    """Columns of a block that the copy engine brings: up to an eighth beyond it, where that makes whole rows of a swizzle.
+
+    Only warpgroups, all of whose columns one instruction reads, pass over the rest.
+    """
+    v = plan.program.value(c.value)
+    columns, row = plan.extent(nest[: c.at + 1], v.axes[-1]), SWIZZLE_BYTES // size_bytes(v.dtype)
+    whole = -(-columns // row) * row
+    apart = plan.extent(nest, v.axes[-1]) < columns
+    return whole if by_groups(nest) and not apart and row < columns and 8 * whole <= 9 * columns else columns
+
+
 def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
     """Bytes of a ring: its slots, the gap after each row that layout pad leaves, and two barriers a slot for tma."""
     slot = plan.slot_bytes(tile, c)
@@ -58,6 +71,9 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
         v = plan.program.value(c.value)
         row = size_bytes(v.dtype) * plan.extent(tile.nest[: c.at + 1], v.axes[-1])
         slot += slot // row * (TRANSFER_BYTES + -row % TRANSFER_BYTES)
+    elif c.transport == "tma":
+        columns = plan.extent(tile.nest[: c.at + 1], plan.program.value(c.value).axes[-1])
+        slot = slot // columns * brought(plan, tile.nest, c)
     return c.depth * (slot + (16 if c.transport == "tma" else 0))
 
 

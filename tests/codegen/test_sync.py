@@ -333,6 +333,8 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
 
 # Damage that changes nothing, and why. Anything else must be noticed.
 HARMLESS = {
+    # The producer waits for empty_A first, and both rings are released together once both were read.
+    ("a wait dropped", "ping-pong filled once a tile", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # K and V are given back together once both were read, and the producer waits for K's slot first.
     ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
