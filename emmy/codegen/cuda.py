@@ -31,6 +31,7 @@ from emmy.codegen.kernel import (
 from emmy.codegen.kernel_gpu import (
     BLOCK,
     ELECTED,
+    ROLLED,
     SMEM,
     THREAD,
     UNROLL,
@@ -117,7 +118,8 @@ class _Printer:
             case Do(helper, args):
                 return [f"{pad}{helper}({', '.join(_arg(a) for a in args)});"]
             case For(var, lo, hi, step, inner, unroll):
-                how = {1: [], UNROLL: [f"{pad}#pragma unroll"]}.get(unroll, [f"{pad}#pragma unroll {unroll}"])
+                times = {UNROLL: "", ROLLED: " 1"}.get(unroll, f" {unroll}")
+                how = [] if unroll == 1 else [f"{pad}#pragma unroll{times}"]
                 move = f"++{var}" if step == 1 else f"{var} += {step}"
                 loop = f"{pad}for (int {var} = {_whole(lo)}; {var} < {_whole(hi, 4)}; {move})"
                 return [*how, *self._braced(loop, inner, pad)]
@@ -171,6 +173,8 @@ def _number(x: Number) -> str:
             return f"({_number(cond)} != 0.0f ? {_number(a)} : {_number(b)})"
         case Call("join16", (a, b)):
             return f"({_number(a)} | (u32){_number(b)} << 16)"
+        case Call("low_halves" | "high_halves" as fn, (a, b)):
+            return f"__byte_perm({_number(a)}, {_number(b)}, {'0x5410' if fn == 'low_halves' else '0x7632'})"
         case Call("neg", (a,)):
             return f"(-{_number(a)})"
         case Call(fn, args):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
-from emmy.codegen.cuda_values import Spread
+from emmy.codegen.cuda_values import Spread, States
 from emmy.codegen.cuda_vector import load
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
@@ -23,8 +23,39 @@ from emmy.ir.plan import Atom, Work
 from emmy.ir.program import Stage
 
 
+class Fold(ABC):
+    """A stage folded by the warps of a block, its sums in registers from `open` to `close`."""
+
+    __slots__ = ()
+    shared = False  # whether warps fold shares of one element, which meet in shared memory
+
+    @abstractmethod
+    def open(self) -> tuple[Stmt, ...]:
+        """Registers for sums, holding the sum of nothing, and for operands."""
+
+    @abstractmethod
+    def compute(self) -> tuple[Stmt, ...]:
+        """The block in scope, folded into the sums."""
+
+    @abstractmethod
+    def close(self) -> tuple[Stmt, ...]:
+        """Whatever makes the sums f32 numbers in registers."""
+
+    @abstractmethod
+    def spread(self) -> tuple[Spread, Ref]:
+        """Where a thread's sums stand in the block, and the registers of one vector of them."""
+
+    @abstractmethod
+    def share(self) -> tuple[Stmt, ...]:
+        """The sums to shared memory."""
+
+    @abstractmethod
+    def gathered(self) -> States:
+        """What makes a vector of complete sums from those that all warps shared."""
+
+
 @dataclass(slots=True)
-class Contraction(ABC):
+class Contraction(Fold):
     """A stage C[m,n] = sum over k of A * B of one block, of which each warp has `mt` x `nt` atoms, `kt` of them along k."""
 
     w: Walk
@@ -43,14 +74,6 @@ class Contraction(ABC):
     def sums(self) -> str:
         return f"{self.stage.out}_sums"
 
-    @abstractmethod
-    def open(self) -> tuple[Stmt, ...]:
-        """Registers for sums, holding the sum of nothing, and for operands."""
-
-    @abstractmethod
-    def compute(self) -> tuple[Stmt, ...]:
-        """The current fills of both operands, folded into the sums."""
-
     def fetch(self, ahead: int) -> tuple[Stmt, ...]:
         """The first operands of the fill `ahead` to registers; `compute` then begins with the second."""
         raise self.w.cannot(f"{self.atom.name} does not read operands of {self.stage.out} ahead")
@@ -63,13 +86,11 @@ class Contraction(ABC):
         """All but the last `pending` pieces that `compute` began are done."""
         raise self.w.cannot(f"{self.atom.name} is done when it ends: {self.stage.out} has nothing to settle")
 
-    @abstractmethod
-    def close(self) -> tuple[Stmt, ...]:
-        """Whatever makes the sums f32 numbers in `sums`."""
+    def share(self) -> tuple[Stmt, ...]:
+        raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {self.stage.out}")
 
-    @abstractmethod
-    def spread(self) -> tuple[Spread, Ref]:
-        """Where a thread's sums stand in the block, and the registers of one vector of them."""
+    def gathered(self) -> States:
+        raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {self.stage.out}")
 
     def _now(self, ahead: int = 0) -> tuple[tuple[Stmt, ...], Whole, Whole]:
         """(statements, first byte of A's slot of the fill `ahead`, of B's)."""

@@ -174,6 +174,13 @@ class Walk:
     def cannot(self, what: str) -> PlanError:
         return PlanError(f"{self.launch.name}: {what}")
 
+    @property
+    def folded(self) -> frozenset[str]:
+        """Axes that some work of the launch folds."""
+        return frozenset(
+            a for k in self.launch.tile.works if not k.combine for a in self.plan.program.stage(k.stage).folded
+        )
+
     # ------------------------------------------------------------ agents
     def lane(self) -> Whole:
         return self.let("lane", bits(THREAD, WARP - 1))
@@ -193,7 +200,8 @@ class Walk:
             if x.level not in AGENTS:
                 continue
             n = self.plan.count(self.nest, i)
-            self._divides(x, self.plan.extent(self.nest[:i], x.axis))
+            if x.axis not in self.folded or any(y.axis == x.axis for y in self.nest[:i]):
+                self._divides(x, self.plan.extent(self.nest[:i], x.axis))  # shares of a whole fold may run over its end
             outermost = all(
                 y.level not in AGENTS or self.plan.count(self.nest, j) == 1 for j, y in enumerate(self.nest[:i])
             )

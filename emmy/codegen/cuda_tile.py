@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from emmy.codegen.cpu import buffers
-from emmy.codegen.cuda_atoms import Contraction, F16Sums, Hybrid, Mma, Simt, contraction
+from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
-from emmy.codegen.cuda_values import Chain, Done, Spread, fold_parts
+from emmy.codegen.cuda_values import Chain, Done, Spread, States, fold_parts
 from emmy.codegen.cuda_wgmma import Wgmma
 from emmy.codegen.kernel import (
     Int,
@@ -57,9 +58,11 @@ from emmy.codegen.steps import (
     Fetch,
     Finish,
     FoldParts,
+    Gather,
     Open,
     Outline,
     Settle,
+    Share,
     Step,
     Store,
     StoreState,
@@ -114,7 +117,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         tuple(f"len_{s.name}" for s in outline.plan.program.syms),
         blocks,
         threads,
-        1,
+        blocks_together(w),
         w.smem_bytes,
         body,
     )
@@ -171,7 +174,7 @@ def _threads(w: Walk) -> int:
 class _Expand:
     w: Walk
     rings: Rings
-    sums: dict[str, Contraction] = field(default_factory=dict)  # stage -> its open fold
+    sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
 
     # ------------------------------------------------------------ steps
     def steps(self, steps: tuple[Step, ...]) -> tuple[Stmt, ...]:
@@ -189,7 +192,7 @@ class _Expand:
                 out += self._step(s)
         return merged(out)
 
-    def _step(self, s: Step) -> tuple[Stmt, ...]:  # noqa: C901  one case a step
+    def _step(self, s: Step) -> tuple[Stmt, ...]:
         match s:
             case ForStep(at, _, body):
                 return self._loop(at, body)
@@ -207,16 +210,28 @@ class _Expand:
                 return self.rings.arrive(name, self.w.rings[value], count, ahead)
             case Advance(values):
                 return self.rings.advance(values)
-            case Compute(name):
-                return self.sums[name].compute()
-            case Fetch(name, ahead):
-                return only(self.rings.exists(self.sums[name].a, ahead), self.sums[name].fetch(ahead))
-            case Finish(name):
-                return self.sums[name].finish()
-            case Settle(name, pending):
-                return self.sums[name].settle(pending)
+            case Compute() | Fetch() | Finish() | Settle() | Share() | Gather():
+                return self._fold(s)
             case _:
                 raise self.w.cannot(f"a GPU has no step {s}")
+
+    def _fold(self, s: Compute | Fetch | Finish | Settle | Share | Gather) -> tuple[Stmt, ...]:
+        fold = self.sums[s.stage]
+        match s:
+            case Compute():
+                return fold.compute()
+            case Fetch(_, ahead) if isinstance(fold, Contraction):
+                return only(self.rings.exists(fold.a, ahead), fold.fetch(ahead))
+            case Finish() if isinstance(fold, Contraction):
+                return fold.finish()
+            case Settle(_, pending) if isinstance(fold, Contraction):
+                return fold.settle(pending)
+            case Share():
+                return fold.share()
+            case Gather():
+                return ()  # where the elements are finished
+            case _:
+                raise self.w.cannot(f"{s.stage} reads nothing ahead: its operands have no slots")
 
     def _loop(self, at: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
         w, x = self.w, self.w.nest[at]
@@ -243,12 +258,15 @@ class _Expand:
             if i + 1 < len(steps) and steps[i + 1] == FoldParts(s.stage):
                 chain, used = self._chain(i + 2, steps)
                 return self._dealt(chain, stage), {i + 1, i + 2, *used}
-            self.sums[s.stage] = contraction(w, w.launch.tile.work(s.stage), KINDS)
+            work = w.launch.tile.work(s.stage)
+            self.sums[s.stage] = direct(w, work) or contraction(w, work, KINDS)
             return self.sums[s.stage].open(), set()
         chain, used = self._chain(i, steps)
         if isinstance(s, Compute):
             return self._dealt(chain, stage), used
         fold = self.sums.pop(s.stage)
+        if fold.shared:
+            return self._dealt(chain, stage, fold.gathered()), used
         spread, sums = fold.spread()
         assert stage.monoid is not None
         return (*fold.close(), *chain.emit(spread, {stage.monoid.state[0][0]: sums})), used
@@ -274,13 +292,13 @@ class _Expand:
         here = {k.stage for k in self.w.launch.tile.works}
         return not s.reduces and s.axes == axes and all(v in made or v not in here for v in s.reads)
 
-    def _dealt(self, chain: Chain, stage: Stage) -> tuple[Stmt, ...]:
-        """The block's elements dealt to all threads, vector by vector."""
+    def _dealt(self, chain: Chain, stage: Stage, fold: States | None = None) -> tuple[Stmt, ...]:
+        """The block's elements dealt to all threads, vector by vector; one by one those that `fold` takes from shared memory."""
         w = self.w
         if not stage.axes:
             raise w.cannot(f"{stage.out} is one number; a GPU deals elements along axes")
         sizes = [w.scope[a].size for a in stage.axes]
-        width = chain.width(stage.axes, gcd(_WIDEST, sizes[-1]))
+        width = chain.width(stage.axes, gcd(_WIDEST, sizes[-1])) if fold is None else 1
         counts = [*sizes[:-1], sizes[-1] // width]
         vectors = prod(counts)
         passes = -(-vectors // w.threads)
@@ -295,8 +313,7 @@ class _Expand:
             left = over(left, Int(n))
         exists = below(number, Int(vectors)) if vectors % w.threads else Int(1)
         spread = Spread(stage.axes, (), (("it", passes),), spot, width, exists)
-        fold = None
-        if isinstance(chain.steps[0], Close):
+        if fold is None and isinstance(chain.steps[0], Close):
             space = w.plan.workspace(stage.out)
             assert space is not None
             fold = fold_parts(stage, space.parts)

@@ -30,10 +30,12 @@ from emmy.codegen.steps import (
     Finish,
     FoldParts,
     For,
+    Gather,
     Open,
     Outline,
     RoleSteps,
     Settle,
+    Share,
     Step,
     Store,
     StoreState,
@@ -46,6 +48,7 @@ from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block, Named
+from emmy.ir.gpu import SIDE, sharers
 from emmy.ir.plan import Channel, Plan
 from emmy.ir.program import Stage
 
@@ -134,6 +137,15 @@ class _Bar:
 
 
 @dataclass(slots=True)
+class _Shares:
+    """Accumulators that agents left in shared memory, by the agent's place along the axes it folds a share of."""
+
+    of: dict[tuple[int, ...], dict[str, Block]]
+    visible: bool = False  # all agents have met since
+    read: bool = False  # since all agents last met
+
+
+@dataclass(slots=True)
 class _Cta:
     """One block of a launch: its slots, barriers and roles."""
 
@@ -143,6 +155,7 @@ class _Cta:
     whole: Env
     slots: dict[str, list[_Slot]] = field(default_factory=dict)
     bars: dict[str, list[_Bar]] = field(default_factory=dict)
+    shares: dict[tuple[str, tuple[int, ...]], _Shares] = field(default_factory=dict)
 
     def run(self, rng: random.Random) -> None:
         """All roles to their end. Who goes on is drawn at each step; how often it changes is drawn once."""
@@ -185,6 +198,10 @@ class _Agent:
     accs: dict[str, dict[str, Block]] = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
     rings: dict[int, _Ring] = field(default_factory=dict)
+    side: dict[int, int] = field(default_factory=dict)  # loop over agents -> which one this is
+    shares: dict[str, dict[tuple[int, ...], dict[str, Block]]] = field(
+        default_factory=dict
+    )  # stage -> agent -> its sums
     group: list[_Slot] = field(default_factory=list)
     groups: list[list[_Slot]] = field(default_factory=list)
     flying: dict[str, list[dict[str, int]]] = field(
@@ -201,7 +218,7 @@ class _Agent:
         deal = self.role.role.deal
         for seq, tile in enumerate(self.cta.tiles):
             self.seq = seq
-            self.env, self.values, self.accs = dict(tile), {}, {}
+            self.env, self.values, self.accs, self.shares = dict(tile), {}, {}, {}
             if deal is None or seq % deal[1] == deal[0]:
                 yield from self.steps(self.role.steps)
                 if self.groups:
@@ -248,6 +265,11 @@ class _Agent:
                 self.accumulators(x)
             case FoldParts(x):
                 self.fold_parts(x)
+            case Share(x):
+                self.share(x)
+                yield False
+            case Gather(x):
+                self.gather(x)
             case Close(x):
                 self.close(x)
             case StoreState(x):
@@ -293,8 +315,11 @@ class _Agent:
         for j, piece in enumerate(_pieces(whole, s.loop.step)):
             self.rings[s.at].j = j
             self.env[axis] = piece
+            if s.loop.level in SIDE:
+                self.side[s.at] = j
             yield from self.steps(s.body)
             self.env[axis] = whole
+        self.side.pop(s.at, None)
         del self.rings[s.at]
 
     # ------------------------------------------------------------ channels
@@ -359,6 +384,8 @@ class _Agent:
                 if slot.landed:
                     slot.readers.add(self.role.role.name)
                 slot.read = slot.read and self.channel(value).transport == "tma"
+        for shares in self.cta.shares.values():
+            shares.visible, shares.read = True, False
 
     def arrive(self, name: str, value: str, n: int, ahead: int) -> None:
         ring = self.cta.bars[name]
@@ -472,8 +499,42 @@ class _Agent:
             blocks = [{**e, loop.axis: piece} for e in blocks for piece in _pieces(e[loop.axis], loop.step)]
         yield from blocks
 
+    def mine(self, name: str) -> dict[str, Block]:
+        """The accumulators that this agent folds into: its own where agents have shares of a folded axis."""
+        s, acc, nest = self.stage(name), self.accumulators(name), self.cta.outline.launch.tile.nest
+        agent = tuple(j for at, j in self.side.items() if nest[at].axis in s.folded)
+        if sharers(self.plan, nest, s) == 1:
+            return acc
+        assert s.monoid is not None
+        nothing = zip(acc.items(), s.monoid.identity, strict=True)
+        own = {c: Block(b.name, b.axes, b.lo, np.full_like(b.data, v)) for (c, b), v in nothing}
+        return self.shares.setdefault(name, {}).setdefault(agent, own)
+
+    def others(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Where in shared memory the agents have their place that fold the same elements as this one."""
+        s, nest = self.stage(name), self.cta.outline.launch.tile.nest
+        return name, tuple(j for at, j in self.side.items() if nest[at].axis not in s.folded)
+
+    def share(self, name: str) -> None:
+        at = self.others(name)
+        if at in self.cta.shares and self.cta.shares[at].read:
+            raise Race(f"{self.role.role.name} shares {name} anew before all have gathered the last tile's")
+        self.cta.shares[at] = _Shares(self.shares.pop(name, {}))
+
+    def gather(self, name: str) -> None:
+        shares = self.cta.shares.get(self.others(name))
+        if shares is None or not shares.visible:
+            raise Race(f"{self.role.role.name} gathers {name} before all agents have met")
+        shares.read = True
+        for agent in sorted(shares.of):
+            new = {c: Named(b.axes, b.data) for c, b in shares.of[agent].items()}
+            self.join(name, self.accumulators(name), self.env, new)
+
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
-        s, acc = self.stage(name), self.accumulators(name)
+        self.join(name, self.mine(name), env, new)
+
+    def join(self, name: str, acc: dict[str, Block], env: Env, new: Mapping[str, Named]) -> None:
+        s = self.stage(name)
         assert s.monoid is not None
         old = {c: Named(b.axes, b.data[b.window(env)]) for c, b in acc.items()}
         for c, x in interpret.combine(s.monoid, old, dict(new)).items():
@@ -487,20 +548,28 @@ class _Agent:
         lo, hi = self.cta.whole[w.axis]
         for part in range(-(-(hi - lo) // self.plan.part_step(w))):
             blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in _components(self.stage(name))}
-            self.fold(name, self.env, {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()})
+            new = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()}
+            self.join(name, self.accumulators(name), self.env, new)
 
-    def close(self, name: str) -> None:
-        s, acc = self.stage(name), self.accumulators(name)
+    def complete(self, name: str) -> dict[str, Block]:
+        """The accumulators of a stage, which are closed by this."""
+        if self.shares.get(name):
+            raise PlanError(
+                f"{self.role.role.name} closes {name}, of which {len(self.shares[name])} agents hold shares"
+            )
+        acc = self.accumulators(name)
         self.finished(name)
         del self.accs[name]
+        return acc
+
+    def close(self, name: str) -> None:
+        s, acc = self.stage(name), self.complete(name)
         assert s.monoid is not None
         done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
         self.values[name] = interpret.whole(name, s.axes, self.env, done)
 
     def store_state(self, name: str) -> None:
-        w, acc = self.plan.workspace(name), self.accumulators(name)
-        self.finished(name)
-        del self.accs[name]
+        w, acc = self.plan.workspace(name), self.complete(name)
         assert w is not None
         part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():

@@ -39,6 +39,7 @@ WARP_INDEX = IntVar("warp")  # its warp's number in the block, known to be one n
 ELECTED = IntVar("elected")  # 1 in one lane of each warp, known to be the only one; the same lane throughout
 BLOCK = IntVar("block")  # its number in the launch
 UNROLL = -1  # For.unroll: write out every iteration
+ROLLED = 0  # For.unroll: write out one, whatever the compiler thinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,10 @@ class Do:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Walk var from lo while it is below hi; `unroll` iterations are written out, all of them when UNROLL."""
+    """Walk var from lo while it is below hi; `unroll` iterations are written out, all of them when UNROLL.
+
+    With 1 the compiler may write out more; with ROLLED it may not.
+    """
 
     var: str
     lo: Whole
@@ -286,7 +290,15 @@ def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:  # noqa: C901  one cas
                 out.append(f"{pad}{helper}({', '.join(_show_arg(a) for a in args)})")
             case For(var, lo, hi, step, inner, unroll):
                 by = f" step {step}" if step != 1 else ""
-                how = "  # unrolled" if unroll == UNROLL else f"  # unrolled by {unroll}" if unroll > 1 else ""
+                how = (
+                    "  # stays a loop"
+                    if unroll == ROLLED
+                    else "  # unrolled"
+                    if unroll == UNROLL
+                    else f"  # unrolled by {unroll}"
+                    if unroll > 1
+                    else ""
+                )
                 out += [f"{pad}for {var} = {show_int(lo)} .. {show_int(hi)}{by}:{how}", *_show(inner, pad + "  ")]
             case If(cond, then):
                 out += [f"{pad}if {show_int(cond)}:", *_show(then, pad + "  ")]

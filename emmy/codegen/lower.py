@@ -8,7 +8,7 @@ from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
-from emmy.ir.gpu import warps
+from emmy.ir.gpu import SIDE, sharers, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
 
@@ -36,6 +36,9 @@ def _refuse_roles(plan: Plan, la: Launch) -> str | None:
         if r.works and r.unit == "warpgroup" and r.agents != groups:
             way = "split at warpgroup, or pingpong" if r.deal is None else "a dealt role works alone"
             return f"role {r.name} has {r.agents} warpgroups, its nest divides work among {groups}: {way}"
+    for w in t.works if t.roles else ():
+        if not w.combine and (n := sharers(plan, t.nest, plan.program.stage(w.stage))) > 1:
+            return f"{n} agents share the folding of {w.stage} among {len(t.roles)} roles: they could not meet"
     fed = next((c for c in t.channels if t.roles and c.self_fed), None)
     return f"{fed.value} is filled by {fed.src}, which is none of its {len(t.roles)} roles" if fed else None
 
@@ -84,6 +87,7 @@ class _Walk:
     sync: sync.Sync
     opened: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
+    in_time: int = 0  # loops around, inside the block, that one agent walks by itself
 
     def tile(self) -> tuple[Step, ...]:
         """The steps of one tile. Channels filled once a tile ring over tiles."""
@@ -131,7 +135,9 @@ class _Walk:
             before, top = self.sync.before_loop(channels), self.sync.top_of_iteration(channels)
             bottom = self.sync.bottom_of_iteration(channels)
         self.settled |= set(late)
+        self.in_time += loop.level not in SIDE
         body = (*top, *self.nest(i + 1, inside), *bottom)
+        self.in_time -= loop.level not in SIDE
         self.settled -= set(late)
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
         self.opened -= {w.stage for w in opening}
@@ -151,9 +157,12 @@ class _Walk:
         return (*waits, Compute(w.stage), *self.store(w))
 
     def close(self, w: Work) -> tuple[Step, ...]:
+        t, shared = self.launch.tile, tuple[Step, ...]()
+        if not w.combine and sharers(self.plan, t.nest, self.plan.program.stage(w.stage)) > 1:
+            shared = sync.gathered(w.stage, again=bool(self.in_time) or t.order.kind != "static")
         if self.plan.workspace(w.stage) and not w.combine:
-            return (StoreState(w.stage),)
-        return (Close(w.stage), *self.store(w))
+            return (*shared, StoreState(w.stage))
+        return (*shared, Close(w.stage), *self.store(w))
 
     def store(self, w: Work) -> tuple[Step, ...]:
         stored = self.plan.stored(self.plan.program.stage(w.stage), self.launch)

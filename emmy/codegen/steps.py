@@ -72,6 +72,20 @@ class FoldParts:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The accumulators of each agent that folded a share of a stage go to shared memory."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The accumulators are those that all agents shared, combined in order; each agent takes the elements it finishes."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Accumulators become the stage's value, kept in the tile."""
 
@@ -165,6 +179,8 @@ Step = (
     | Finish
     | Settle
     | FoldParts
+    | Share
+    | Gather
     | Close
     | StoreState
     | Store
@@ -248,6 +264,10 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}wait until {n} computations of {x} are pending")
             case FoldParts(x):
                 out.append(f"{pad}fold parts into {x}")
+            case Share(x):
+                out.append(f"{pad}share accumulators of {x}")
+            case Gather(x):
+                out.append(f"{pad}gather {x} from all shares")
             case Close(x):
                 out.append(f"{pad}close {x}")
             case StoreState(x):

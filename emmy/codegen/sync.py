@@ -13,6 +13,8 @@ Rules, each from the facts of a channel:
   Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
 - works that are deferred (their atom reads on while the next is issued): one stays under way, so an iteration gives back
   the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
+- agents that fold shares of one element meet between giving their sums and taking them; where a block does so several
+  times, in a loop or for several tiles, they meet before too, so that all have taken the last.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
@@ -34,7 +36,9 @@ from emmy.codegen.steps import (
     Fetch,
     Finish,
     For,
+    Gather,
     Settle,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -224,3 +228,9 @@ def _grouped_top(grouped: list[Channel]) -> list[Step]:
     if pending >= 0:
         return [WaitGroup(pending), BlockSync(), *refills, Commit()]
     return [*refills, Commit(), WaitGroup(0), BlockSync()]
+
+
+def gathered(stage: str, again: bool) -> tuple[Step, ...]:
+    """Shares of a fold become one. `again`: what was shared last lies in the same memory."""
+    first: tuple[Step, ...] = (BlockSync(),) if again else ()
+    return (*first, Share(stage), BlockSync(), Gather(stage))

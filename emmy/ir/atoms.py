@@ -25,6 +25,7 @@ class AtomKind:
     searched:    whether a code generator prints it, so that a search may choose it
     unit:        a GPU's agents that execute it together, so the level at which work is divided among them
     deferred:    whether it still reads its operands when the next instruction begins
+    direct:      whether lanes read its operands from memory themselves: none of them is staged
     """
 
     name: str
@@ -39,6 +40,7 @@ class AtomKind:
     searched: bool = True
     unit: Literal["warp", "warpgroup"] = "warp"
     deferred: bool = False
+    direct: bool = False
 
     def domains(self, target: Target) -> Mapping[str, tuple[int, ...]]:
         """Values of m, n, k, width worth trying on the target."""
@@ -95,6 +97,9 @@ ATOMS: dict[str, AtomKind] = {
         AtomKind("hybrid", "mma", True, None, (16,), (8,), (16, 32, 64, 128), ("f16",), "hybrid"),
         # the same with f16 sums to the end: fast on some cards, and too wrong for most uses; for studies of the error
         AtomKind("f16", "mma", True, None, (16,), (8,), (16,), ("f16",), "f16", searched=False),
+        # mma.sync with its operands exchanged, for few rows of A: rows of the instruction are 16 columns n, its columns up to
+        # 8 rows m; two steps of 16 along k, in an order that lets a lane read 16 bytes at once
+        AtomKind("direct", "mma", True, None, (8,), (16, 32, 64), (32,), _HALVES, direct=True),
         # warpgroup matrix instruction, operands in shared memory (PTX ISA: wgmma.mma_async.m64nNk16, N a multiple of 8)
         AtomKind(
             "wgmma",

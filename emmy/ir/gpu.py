@@ -11,7 +11,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
-from emmy.ir.program import Dim, Sym
+from emmy.ir.program import Dim, Stage, Sym
 from emmy.ir.target import Target
 
 WARP = 32  # threads
@@ -20,6 +20,7 @@ _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
 AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
 SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
+SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
 
@@ -38,6 +39,11 @@ def warps(plan: Plan, nest: tuple[Loop, ...]) -> int:
 def by_groups(nest: tuple[Loop, ...]) -> bool:
     """Whether a block divides its work among warpgroups."""
     return any(x.level == "warpgroup" for x in nest)
+
+
+def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
+    """Agents of a block that fold one element of a stage side by side: iterations of loops over agents along folded axes."""
+    return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level in SIDE and x.axis in stage.folded)
 
 
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
@@ -90,6 +96,8 @@ def atom_registers(atom: str, m: int, n: int, k: int) -> int:
         return sums // GROUP  # operands are read from shared memory
     if atom == "simt":
         return sums + 4 * (m // 4 + n // 8)  # atom.k operands of each row and column a lane has
+    if atom == "direct":
+        return sums + direct_step(n)
     sets = min(2, k // 16)  # of operands; one is loaded while the other is multiplied
     operands = sets * (m // 16 * 4 + n // 8 * 2)
     halves = {"hybrid": sums // 2, "f16": sums // 2}.get(atom, 0)
@@ -118,11 +126,20 @@ def registers_at_launch(plan: Plan, launch: Launch, target: Target) -> int:
     return min(target.max_regs_thread, target.regs_sm // 4 // (here * WARP) // 8 * 8)
 
 
+def direct_step(n: int) -> int:
+    """Registers of a thread for the operands of one step of the direct atom: 32 along k of n columns of B and a row of A."""
+    return n // 2 + 4
+
+
 def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: tuple[str | None, str, str]) -> int:
     """Registers of a thread of a launch whose `work` has `atom` over the axes m, n, k: an estimate, mostly from above."""
     nest = launch.tile.nest
     m, n, k = (plan.extent(nest, a) if a else 1 for a in axes)
     need = atom_registers(atom.name, m, n, k) + _OTHER_REGISTERS
+    if atom.name == "direct":
+        need += (work.unroll - 1) * direct_step(
+            n
+        ) + 8  # steps whose loads are under way; an instruction's operand, addresses
     for c in launch.tile.channels:
         if c.transport == "ldg":
             size = transfer_bytes(plan, nest[: c.at + 1], c.value)

@@ -244,12 +244,12 @@ class ScheduleSpace:
 
     def _preferred(self, d: Decision) -> list[Value]:
         """Values best first: outputs over blocks, folded axes in time, all staged, one atom; sizes that do on most targets."""
+        folded = dict.fromkeys(a for s in self.program.stages for a in s.folded)
         if d.ordered:
             near = d.values[(len(d.values) - 1) // 2] if d.values else 0
-            if "/split(" in d.name:
+            if "/split(" in d.name and not any(f"({a},warp," in d.name for a in folded):
                 near = _usual(d.name, self.target) or 256
             return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
-        folded = dict.fromkeys(a for s in self.program.stages for a in s.folded)
         marks = [f",{self.target.block_level},", *(f"({a},serial," for a in folded)]
         marks += [",warpgroup,", ",tma,", "/stage(", "/specialize(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
 

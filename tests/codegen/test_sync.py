@@ -22,8 +22,10 @@ from emmy.codegen.steps import (
     Compute,
     Copy,
     For,
+    Gather,
     Outline,
     Settle,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -61,6 +63,7 @@ PLANS["attention"] = (
 PLANS |= {
     "cp_async read ahead": (AHEAD, "rtx4090", f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH}"),
     "tma read ahead": (AHEAD, "h200", f"{PIECES} k0/stage(A,tma,2) k0/stage(B,tma,2) {FETCH}"),
+    "warps share k": (SMALL, "rtx4090", "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,warp,24) k0/persist(1)"),
     "cooperative": (
         SMALL,
         "h200",
@@ -327,6 +330,8 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "a slot given back with its reader under way": lambda: (
         d for d in each_step(BarArrive, lambda s: [replace(s, ahead=0)] if s.ahead < 0 else []) if "deferred" in d.plan  # type: ignore[union-attr,call-arg]
     ),
+    "sums not shared": lambda: each_step(Share, lambda s: []),
+    "sums not gathered": lambda: each_step(Gather, lambda s: []),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip

@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import by_groups, registers_allowed, registers_at_launch, thread_registers, threads
+from emmy.ir.gpu import by_groups, registers_allowed, registers_at_launch, sharers, thread_registers, threads
 from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
+from emmy.ir.moves.direct_tiles import refuse_direct
+from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
@@ -50,11 +52,13 @@ class BindAtom(Move):
                 monoid = plan.program.stage(w.stage).monoid
                 if monoid is None or w.combine:
                     continue
-                if not target.is_cpu and not _staged(plan, la, w):
-                    continue  # a GPU's atoms read operands from shared memory
+                staged = target.is_cpu or _staged(plan, la, w)
+                if not staged and missing_loops(plan, target):
+                    continue
                 for inner in tuple(s.out for s in monoid.lift) or (None,):
                     unit = _unit(la)
-                    kinds = (x for x in ATOMS.values() if x.searched and (target.is_cpu or x.unit == unit))
+                    kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
+                    kinds = (x for x in kinds if target.is_cpu or x.unit == unit)
                     found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
                     if found.keys() & {"mma", "wgmma"}:
                         found.pop("simt", None)  # a matrix instruction does the same many times faster
@@ -69,6 +73,9 @@ class BindAtom(Move):
         domains = _legal(kind, target, _left(plan, la, w, s))
         if not domains:
             return None
+        if kind.direct:  # the widest loads that there are
+            wide = [n for n in dict(domains)["n"] if refuse_direct(plan, la, s, mnk_axes(s), n) is None]
+            domains = tuple((x, tuple(wide[-1:]) if x == "n" else d) for x, d in domains)
         # Which knobs are open follows from the target alone, so that a skeleton stays the same move on other tiles.
         if kind.unit == "warpgroup":  # one instruction over all columns reads A once
             domains = tuple((x, d[-1:] if x == "n" else d) for x, d in domains)
@@ -94,7 +101,13 @@ class BindAtom(Move):
             return f"{w.stage} has no contraction {self.inner} inside its monoid"
         if any(a.stage == s.out for a in w.atoms):
             return f"{s.out} has the atom {next(str(a) for a in w.atoms if a.stage == s.out)} already"
-        return _refuse_body(kind, s, plan) or self._refuse_shape(plan, target, la, w, s, kind)
+        if kind.direct:
+            reason = refuse_direct(plan, la, s, mnk_axes(s), self.n)
+        elif sharers(plan, la.tile.nest, s) > 1:
+            reason = f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
+        else:
+            reason = None
+        return _refuse_body(kind, s, plan) or reason or self._refuse_shape(plan, target, la, w, s, kind)
 
     def _refuse_shape(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage, kind: AtomKind) -> str | None:
         shape = (self.m, self.n, self.k, self.width)
@@ -108,20 +121,13 @@ class BindAtom(Move):
             if not _fits(kind, step, left):
                 need = "a multiple is needed" if kind.exact else "at least half must be used"
                 return f"{self.atom} computes {step} of {axis or 'm'} at once, the tile has {left}: {need}"
-        return None if target.is_cpu or self.inner else self._refuse_registers(plan, target, la, w, s)
-
-    def _refuse_registers(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage) -> str | None:
-        assert isinstance(self.m, int) and isinstance(self.n, int) and isinstance(self.k, int)
-        atom = Atom(s.out, self.atom, self.m, self.n, self.k)
-        need = thread_registers(plan, la, w, atom, mnk_axes(s))
-        if ATOMS[self.atom].unit == "warpgroup":
-            one, at_launch = self.n // 2 + _AROUND, registers_at_launch(plan, la, target)
+        if target.is_cpu or self.inner:
+            return None
+        if kind.unit == "warpgroup":
+            one, at_launch = n // 2 + _AROUND, registers_at_launch(plan, la, target)
             if one > at_launch:
-                return f"{self.atom} of {self.n} columns takes {one} registers, {threads(plan, la)} threads begin with {at_launch}"
-        most = registers_allowed(plan, la, w, target)
-        if need > most:
-            return f"{self.atom} needs about {need} registers a thread, those of {target.name} have {most} each here"
-        return None
+                return f"{self.atom} of {n} columns takes {one} registers, {threads(plan, la)} threads begin with {at_launch}"
+        return refuse_registers(plan, target, la, w, Atom(s.out, self.atom, m, n, k))
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         assert (
@@ -152,6 +158,15 @@ def _unit(la: Launch) -> str:
     """Who executes atoms of a GPU's launch: its warps, or its warpgroups when they divide the work or take tiles in turn."""
     dealt = any(r.deal and r.unit == "warpgroup" for r in la.tile.roles)
     return "warpgroup" if dealt or by_groups(la.tile.nest) else "warp"
+
+
+def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom) -> str | None:
+    """Why a launch's threads have too few registers for a work with the atom."""
+    need = thread_registers(plan, la, w, atom, mnk_axes(plan.program.stage(w.stage)))
+    most = registers_allowed(plan, la, w, target)
+    if need > most:
+        return f"{atom.name} needs about {need} registers a thread, those of {target.name} have {most} each here"
+    return None
 
 
 def _staged(plan: Plan, la: Launch, w: Work) -> bool:

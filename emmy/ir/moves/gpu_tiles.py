@@ -2,6 +2,7 @@
 
 Own axes go to blocks, the folded axis into time, a block's own axes to warps; so every tile has one spelling. Sizes are
 those with which some choice of what follows is legal: sums fit the registers, one fill of both operands the shared memory.
+A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, warps
+from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
@@ -28,12 +30,13 @@ _ELEMENTWISE_ROWS, _ELEMENTWISE_COLUMNS = (1, 2, 4, 8, 16), (64, 128, 256, 512, 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The next loop: over `axis` at `level`, in pieces of one of `steps`."""
+    """The next loop: over `axis` at `level`, in pieces of one of `steps`. fixed: each step is a choice of its own."""
 
     launch: str
     axis: str
     level: str
     steps: tuple[int, ...]
+    fixed: bool = False
 
 
 def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
@@ -73,7 +76,12 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     grouped = atom == "mma" and target.can("wgmma") and all(map(plan.program.is_input, s.reads)) and _engine(plan, s)
     if not _has(la, m, "grid"):
         least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
-        return (Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least)),)
+        staged = Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least))
+        if direct_tiles.suits(plan, la, s, (m, n, k)):
+            return Missing(la.name, m, "grid", (direct_tiles.ROWS,), fixed=True), staged
+        return (staged,)
+    if atom == "mma" and size[m] == direct_tiles.ROWS:
+        return _direct(plan, la, n, k, target)
     if not _has(la, n, "grid"):
         fits = (
             x
@@ -110,6 +118,17 @@ def _agents(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool) -> tuple
         return tuple(choices) or (Missing(la.name, m, "warp", ()),)
     if not _has(la, n, "warp"):
         return (Missing(la.name, n, "warp", tuple(sorted(x for x in _columns(columns, used) if _fits(atom, rows, x)))),)
+    return ()
+
+
+def _direct(plan: Plan, la: Launch, n: str, k: str, target: Target) -> tuple[Missing, ...]:
+    """Loops of a tile without slots: blocks along n, warps that share k."""
+    if not _has(la, n, "grid"):
+        return (Missing(la.name, n, "grid", _covering(plan, n, direct_tiles.columns(plan, la, n, target))),)
+    if not _has(la, k, "warp"):
+        left, columns = plan.extent(la.tile.nest, k), plan.extent(la.tile.nest, n)
+        steps = (x for x in direct_tiles.shares(plan, la, k) if direct_tiles.fits(target, columns, -(-left // x)))
+        return (Missing(la.name, k, "warp", tuple(steps)),)
     return ()
 
 

@@ -51,7 +51,9 @@ class Split(Move):
             for missing in missing_loops(plan, target):
                 move = cls(missing.launch, None, missing.axis, missing.level, OPEN)
                 legal = tuple(x for x in missing.steps if move.fill({"step": x}).refuse(plan, target) is None)
-                if legal:
+                if missing.fixed:
+                    yield from (Site(move.fill({"step": x}), mandatory=True) for x in legal)
+                elif legal:
                     yield Site(move, (("step", legal),), mandatory=True)
             return
         for la in plan.launches:

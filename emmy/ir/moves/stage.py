@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, by_groups, multiple, ring_bytes, transfer_bytes
+from emmy.ir.gpu import SIDE, TRANSFER_BYTES, by_groups, multiple, ring_bytes, transfer_bytes
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
@@ -74,7 +74,7 @@ class Stage(Move):
             return
         for la in plan.launches:
             values = [v for v in contracted(plan, la) if not la.tile.channel(v)]
-            if not values or any(w.atoms for w in la.tile.works):
+            if not values or any(w.atoms for w in la.tile.works) or _shared(plan, la):
                 continue
             first = next(iter(la.tile.channels), None)
             found = {}
@@ -182,6 +182,12 @@ class Stage(Move):
         c = self._channel(plan, la)
         place = Placement(self.value, "pack" if self.transport == "pack" else "smem", c.layout)
         return put(plan, la, replace(la.tile, channels=(*la.tile.channels, c), placements=(*la.tile.placements, place)))
+
+
+def _shared(plan: Plan, la: Launch) -> bool:
+    """Whether loops over agents fold an axis: their atoms read operands from memory."""
+    folded = {a for w in la.tile.works for a in plan.program.stage(w.stage).folded}
+    return any(x.level in SIDE and x.axis in folded for x in la.tile.nest)
 
 
 def contracted(plan: Plan, la: Launch) -> tuple[str, ...]:

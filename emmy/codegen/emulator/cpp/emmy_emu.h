@@ -117,6 +117,14 @@ inline u32 join16(u16 lo, u16 hi) { return u32(lo) | u32(hi) << 16; }
 #define gridDim (emu::grid_size())
 inline float __uint_as_float(u32 bits) { float f; memcpy(&f, &bits, 4); return f; }
 inline u32 __float_as_uint(float f) { u32 bits; memcpy(&bits, &f, 4); return bits; }
+inline u32 __byte_perm(u32 a, u32 b, u32 selector) {  // CUDA Math API: byte selector's nibble i of the eight of a, then b
+  u32 out = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 byte = selector >> 4 * i & 7;
+    out |= ((byte < 4 ? a >> 8 * byte : b >> 8 * (byte - 4)) & 255) << 8 * i;
+  }
+  return out;
+}
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline u32 min(u32 a, u32 b) { return a < b ? a : b; }

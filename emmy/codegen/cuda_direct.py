@@ -1,0 +1,401 @@
+"""Contractions of few rows whose operands go from memory straight to registers: mma.sync with its operands exchanged.
+
+Rows of an instruction are 16 columns n of B, its columns up to 8 rows m of A. A lane's place along k is its own choice, as
+long as both operands make the same: lane c of four holds k = 8 c .. 8 c + 7 of 32, which serve two instructions of 16, so
+that it loads 16 bytes of A, and of a row of B that lies along k, at once. Where B lies along n, a lane loads rows
+k .. k + 7 of a piece of columns, and pairs of rows are zipped into operands. Loads of `slots` steps are under way while
+earlier ones are multiplied. Warps fold shares of k; their sums meet in shared memory, are added in order, one element a
+thread. Rows beyond the last repeat it, columns beyond the last too; nobody stores their sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from emmy.codegen.cpu_scope import length_of
+from emmy.codegen.cuda_atoms import Fold
+from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_values import Spread, States
+from emmy.codegen.kernel import (
+    Call,
+    Int,
+    IntVar,
+    LetInt,
+    Load,
+    Num,
+    Store,
+    View,
+    Whole,
+    below,
+    least,
+    minus,
+    over,
+    plus,
+    times,
+)
+from emmy.codegen.kernel_gpu import ROLLED, SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
+from emmy.ir.expr import Read, factors
+from emmy.ir.gpu import sharers, thread_registers
+from emmy.ir.moves.atom import mnk_axes
+from emmy.ir.moves.direct_tiles import ROWS, STEP, vector_bytes
+from emmy.ir.plan import Atom, Work
+from emmy.ir.program import Stage
+
+_VECTOR = 8  # elements of 16 bytes
+_THREADS = 768  # of a multiprocessor: more add little to the loads under way
+_GROUPS = 4  # that the slots are refilled in: the hardware counts loads under way with 6 counters a warp
+
+
+@dataclass(slots=True)
+class Direct(Fold):
+    """C[m,n] = sum over k of A[m,k] * B of a warp's share: `steps` of 32 along k, `tiles` atoms of `atom.n` columns."""
+
+    w: Walk
+    stage: Stage
+    atom: Atom
+    a: str
+    b: str
+    along_k: bool
+    tiles: int
+    steps: int
+    slots: int
+    parts: int
+    columns: int  # of the block
+    base: int  # first byte of the shares
+
+    # ------------------------------------------------------------ sizes
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.parts > 1
+
+    @property
+    def axes(self) -> tuple[str, str, str]:
+        m, n, k = mnk_axes(self.stage)
+        assert m is not None
+        return m, n, k
+
+    @property
+    def vector(self) -> int:
+        """Elements of B that a lane loads at once."""
+        return vector_bytes(self.along_k, self.atom.n) // 2
+
+    @property
+    def loads(self) -> int:
+        """Of B in a step, for one atom: two rows along k, or eight pieces of columns."""
+        return 2 if self.along_k else _VECTOR
+
+    @property
+    def products(self) -> int:
+        """Instructions along n of one atom: 16 columns each."""
+        return self.atom.n // 16
+
+    @property
+    def chains(self) -> int:
+        """Sums of one element that turns are taken with: an instruction need not wait for the one before."""
+        return 2 if self.tiles * self.products == 1 else 1
+
+    @property
+    def words(self) -> int:
+        """Registers of B's operands of a step."""
+        return self.tiles * self.loads * self.vector // 2
+
+    @property
+    def pitch(self) -> int:
+        """Words from one row of shared sums to the next: lanes of an instruction meet in few banks."""
+        return self.columns + (4 if self.along_k else 1)
+
+    @property
+    def sums(self) -> str:
+        return f"{self.stage.out}_sums"
+
+    def _group(self) -> Whole:
+        return shifted(self.w.lane(), 2)
+
+    # ------------------------------------------------------------ steps
+    def open(self) -> tuple[Stmt, ...]:
+        count = self.chains * self.tiles * self.products * 4
+        zero = (Store(self.sums, IntVar("s"), Num(0.0)),)
+        operands = (
+            Regs(self._held(self.b), "b32", self.slots * self.words),
+            Regs(self._held(self.a), "b32", self.slots * 4),
+        )
+        return (Regs(self.sums, "f32", count), *unrolled("s", count, zero), *operands)
+
+    def compute(self) -> tuple[Stmt, ...]:
+        """A first fill of all slots; then every step is multiplied and its slot refilled, until no loads are left."""
+        source = self._source()
+        slots, rest = self.slots, self.steps - self.slots
+        laps, left = divmod(rest, slots)
+        t = IntVar(self.w.fresh("step"))
+        size = -(-slots // _GROUPS)
+        groups = [(at, min(size, slots - at)) for at in range(0, slots, size)]
+        here, base = (source, t) if source.ragged else (self._moved(source, t), Int(0))
+        body = here.lets if here is not source else ()
+        for at, count in groups:
+            body += self._use(at, count) + self._fill(here, at, count, plus(base, Int(slots)))
+        out = (*source.lets, *self._fill(source, 0, slots, Int(0)))
+        if laps:
+            out += (For(t.name, Int(0), Int(laps * slots), slots, body, ROLLED),)
+        for at, count in groups:
+            out += self._use(at, count) + self._fill(source, at, max(0, min(count, left - at)), Int((laps + 1) * slots))
+        return out + self._use(0, left)
+
+    def close(self) -> tuple[Stmt, ...]:
+        if self.chains == 1:
+            return ()
+        s = IntVar("s")
+        both = Call("add", (Load(self.sums, s), Load(self.sums, plus(s, Int(4)))))
+        return unrolled("s", 4, (Store(self.sums, s, both),))
+
+    # ------------------------------------------------------------ operands
+    def _held(self, value: str) -> str:
+        return f"{value}_held"
+
+    def _use(self, at: int, count: int) -> tuple[Stmt, ...]:
+        s = plus(counter("s", count), Int(at))
+        return unrolled("s", count, self._multiply(s)) if count else ()
+
+    def _fill(self, source: _Source, at: int, count: int, step: Whole) -> tuple[Stmt, ...]:
+        """Slots from `at` on with the operands of steps from `step` + `at` on."""
+        s = plus(counter("s", count), Int(at))
+        t = plus(step, s)
+        return (*unrolled("s", count, self._load_b(source, s, t)), *unrolled("s", count, self._load_a(source, s, t)))
+
+    def _source(self) -> _Source:
+        """Where this lane's operands of the warp's share begin in memory."""
+        w, (m, n, k) = self.w, self.axes
+        lets: list[Stmt] = []
+        length, width = length_of(w.plan.program.dim(k)), length_of(w.plan.program.dim(n))
+
+        def named(stem: str, x: Whole) -> Whole:
+            name = w.fresh(stem)
+            lets.append(LetInt(name, x))
+            return IntVar(name)
+
+        def view(value: str, at: Whole) -> str:
+            name = w.fresh(f"{value}_from")
+            lets.append(View(name, value, at))
+            return name
+
+        k_at = named(f"{k}_at", plus(w.scope[k].lo, w.warp_offset(k), times(bits(w.lane(), 3), Int(_VECTOR))))
+        start, ragged = (k_at, None) if self._k_full() else (Int(0), k_at)
+        row = plus(w.scope[m].lo, self._group())
+        if not w.scope[m].full:
+            row = least(row, plus(w.scope[m].end, Int(-1)))
+        a = view(self.a, plus(times(row, length), start))
+        lane = self._group() if self.along_k else times(self._group(), Int(self.vector))
+        column = plus(w.scope[n].lo, w.warp_offset(n), lane)
+        jumps = [(j, h) for j in range(self.tiles) for h in range(2 if self.along_k else 1)]
+        views: dict[tuple[int, int], tuple[str, Whole]] = {}
+        for j, h in jumps:
+            jump = Int(self.atom.n * j + 8 * h)
+            if w.scope[n].full and views:
+                first = views[0, 0][0]
+                views[j, h] = first, times(jump, length) if self.along_k else jump
+                continue
+            here = plus(column, jump)
+            if not w.scope[n].full:
+                here = least(here, plus(w.scope[n].end, Int(-1 if self.along_k else -self.vector)))
+            at = plus(times(here, length), start) if self.along_k else plus(times(start, width), here)
+            views[j, h] = view(self.b, at), Int(0)
+        return _Source(tuple(lets), a, views, ragged, length, width)
+
+    def _moved(self, source: _Source, step: Whole) -> _Source:
+        """The operands from a step on, as pointers: what is added to them are numbers that fit an instruction."""
+        along = times(step, Int(STEP))
+        names = {
+            name: self.w.fresh(f"{name}_step") for name in dict.fromkeys((source.a, *(v for v, _ in source.b.values())))
+        }
+        by = {name: along if name == source.a or self.along_k else times(along, source.width) for name in names}
+        lets = tuple(View(new, name, by[name]) for name, new in names.items())
+        b = {at: (names[v], jump) for at, (v, jump) in source.b.items()}
+        return replace(source, lets=lets, a=names[source.a], b=b)
+
+    def _k_full(self) -> bool:
+        """Whether every step of every warp exists."""
+        w, k = self.w, self.axes[2]
+        at = next((i for i, x in enumerate(w.nest) if x.level == "warp" and x.axis == k), None)
+        return w.scope[k].full and (at is None or w.plan.extent(w.nest[:at], k) % w.nest[at].step == 0)
+
+    def _load_b(self, source: _Source, slot: Whole, step: Whole) -> tuple[Stmt, ...]:
+        held, size = self._held(self.b), self.vector // 2
+        helper = f"emmy_ldg_b{16 * self.vector}_nc"
+        along, out = source.along(step), list[Stmt]()
+        for j in range(self.tiles):
+            for i in range(self.loads):
+                view, jump = source.b[j, i if self.along_k else 0]
+                at = plus(along, jump) if self.along_k else plus(times(plus(along, Int(i)), source.width), jump)
+                to = plus(times(slot, Int(self.words)), Int((j * self.loads + i) * size))
+                out.append(Do(helper, (Ref(held, to), Ref(view, at))))
+        return tuple(out)
+
+    def _load_a(self, source: _Source, slot: Whole, step: Whole) -> tuple[Stmt, ...]:
+        to, from_ = Ref(self._held(self.a), times(slot, Int(4))), Ref(source.a, source.along(step))
+        if source.ragged is None:
+            return (Do("emmy_ldg_b128", (to, from_)),)
+        exists = below(plus(source.ragged, times(step, Int(STEP))), source.length)
+        return (Do("emmy_ldg_b128_if", (to, from_, exists)),)  # zeros: B's last elements repeat
+
+    def _multiply(self, slot: Whole) -> tuple[Stmt, ...]:
+        """The two instructions along k of every 16 columns of a slot."""
+        w, out = self.w, list[Stmt]()
+        p = w.plan.program.value(self.a).dtype
+        x, held, size = self._held(self.a), self._held(self.b), self.vector // 2
+
+        def word(j: int, load: int, i: int) -> Load:
+            return Load(held, plus(times(slot, Int(self.words)), Int((j * self.loads + load) * size + i)))
+
+        for half in range(2):
+            for j in range(self.tiles):
+                for i in range(self.products):
+                    rows = w.fresh("rows")
+                    out.append(Regs(rows, "b32", 4))
+                    if self.along_k:
+                        for q in range(4):  # the lower eight rows and the upper ones, of two k, then of the next two
+                            out.append(Store(rows, Int(q), word(j, q % 2, 2 * half + q // 2)))
+                    else:
+                        for q in range(
+                            4
+                        ):  # the even columns' elements of two rows, the odd columns', then of the next two
+                            first = 4 * half + 2 * (q // 2)
+                            pair = (word(j, first, i), word(j, first + 1, i))
+                            out.append(Store(rows, Int(q), Call(f"{('low', 'high')[q % 2]}_halves", pair)))
+                    to = Ref(self.sums, Int((j * self.products + i + half * (self.chains - 1)) * 4))
+                    b = Ref(x, plus(times(slot, Int(4)), Int(2 * half)))
+                    out.append(Do(f"emmy_mma_f32_{p}", (to, Ref(rows, Int(0)), b)))
+        return tuple(out)
+
+    # ------------------------------------------------------------ sums
+    def _place(self) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...], Whole, Whole, Whole]:
+        """(loops over columns, over rows, a sum's row and column in the warp's tile, its register)."""
+        j, p, h, r = counter("j", self.tiles), counter("p", self.products), IntVar("h"), IntVar("r")
+        if self.along_k:
+            column = plus(times(j, Int(16)), times(h, Int(8)), self._group())
+        else:
+            column = plus(times(j, Int(self.atom.n)), times(self._group(), Int(self.vector)), times(p, Int(2)), h)
+        row = plus(times(bits(self.w.lane(), 3), Int(2)), r)
+        at = plus(times(plus(times(j, Int(self.products)), p), Int(4)), times(h, Int(2)), r)
+        return (("j", self.tiles), ("p", self.products), ("h", 2)), (("r", 2),), row, column, at
+
+    def spread(self) -> tuple[Spread, Ref]:
+        (m, n, _), w = self.axes, self.w
+        columns, rows, row, column, at = self._place()
+        spot = {m: plus(w.scope[m].lo, row), n: plus(w.scope[n].lo, w.warp_offset(n), column)}
+        return Spread(self.stage.axes, columns, rows, spot, 1, Int(1)), Ref(self.sums, at)
+
+    def _shared(self, part: Whole, row: Whole, column: Whole) -> Ref:
+        word = plus(times(plus(times(part, Int(ROWS)), row), Int(self.pitch)), column)
+        return Ref(SMEM, plus(times(word, Int(4)), Int(self.base)))
+
+    def share(self) -> tuple[Stmt, ...]:
+        w, (m, n, k) = self.w, self.axes
+        columns, rows, row, column, at = self._place()
+        step = next(x.step for x in w.nest if x.level == "warp" and x.axis == k)
+        part = w.let("part_of_k", over(w.warp_offset(k), Int(step)))
+        word = w.fresh("word")
+        to = self._shared(part, row, plus(w.warp_offset(n), column))
+        body: tuple[Stmt, ...] = (
+            Regs(word, "b32", 1),
+            Store(word, Int(0), Call("as_b32", (Load(self.sums, at),))),
+            Do("emmy_sts_b32", (to, Ref(word, Int(0)))),
+        )
+        if not w.scope[m].full:
+            body = only(below(plus(w.scope[m].lo, row), w.scope[m].end), body)
+        for var, count in reversed((*columns, *rows)):
+            body = unrolled(var, count, body)
+        return self.close() + body
+
+    def gathered(self) -> States:
+        m, n, _ = self.axes
+        assert self.stage.monoid is not None
+        component = self.stage.monoid.state[0][0]
+
+        def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
+            name, words, part = w.fresh(self.stage.out + "_all"), w.fresh("words"), IntVar("part_no")
+            row, column = minus(spread.spot[m], w.scope[m].lo), minus(spread.spot[n], w.scope[n].lo)
+            load = Do("emmy_lds_b32", (Ref(words, part), self._shared(part, row, column)))
+            add = Call("add", (Load(name, Int(0)), Call("as_f32", (Load(words, part),))))
+            return (
+                Regs(words, "b32", self.parts),
+                *unrolled(part.name, self.parts, (load,)),
+                Regs(name, "f32", 1),
+                Store(name, Int(0), Num(0.0)),
+                *unrolled(part.name, self.parts, (Store(name, Int(0), add),)),
+            ), {component: name}
+
+        return make
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A lane's operands in memory: where A and each of B's rows or columns begin, and how far on from there.
+
+    ragged: the lane's first k, where steps may lie beyond the end; views then begin at k = 0.
+    """
+
+    lets: tuple[Stmt, ...]
+    a: str
+    b: Mapping[tuple[int, int], tuple[str, Whole]]
+    ragged: Whole | None
+    length: Whole
+    width: Whole
+
+    def along(self, step: Whole) -> Whole:
+        """Elements along k from the views' begin to a step; those beyond the end become the last."""
+        if self.ragged is None:
+            return times(step, Int(STEP))
+        return least(plus(self.ragged, times(step, Int(STEP))), plus(self.length, Int(-_VECTOR)))
+
+
+def direct(w: Walk, work: Work) -> Direct | None:
+    """The contraction of a work with the direct atom; None for others. Raises PlanError when no code is generated for it."""
+    stage = w.plan.program.stage(work.stage)
+    atom = next((a for a in work.atoms if a.stage == stage.out and a.name == "direct"), None)
+    if atom is None:
+        return None
+    m, n, k = mnk_axes(stage)
+    a, b = (f for f in factors(stage.body) if isinstance(f, Read))
+    assert m is not None
+    loops = tuple(x for x in w.nest if x.level in ("grid", "serial", "warp"))
+    if len(loops) < len(w.nest) or sum(x.level == "warp" and x.axis == k for x in loops) > 1:
+        raise w.cannot(f"{atom.name} shares {k} among warps once, and nothing among lanes")
+    size = {x: w.plan.extent(loops, x) for x in (m, n, k)}
+    for axis, step in ((m, atom.m), (n, atom.n), (k, atom.k)):
+        if size[axis] % step or (axis == m and size[m] != ROWS):
+            raise w.cannot(f"{atom.name} takes {axis} by {step}, a warp has {size[axis]}")
+    steps, parts = size[k] // STEP, sharers(w.plan, w.nest, stage)
+    columns = w.scope[n].size
+    found = Direct(
+        w,
+        stage,
+        atom,
+        a.value,
+        b.value,
+        b.index[-1] == k,
+        size[n] // atom.n,
+        steps,
+        min(work.unroll, steps),
+        parts,
+        columns,
+        0,
+    )
+    if parts > 1:
+        found.base = w.allocate(4 * parts * ROWS * found.pitch)
+    return found
+
+
+def blocks_together(w: Walk) -> int:
+    """Blocks of the launch that a multiprocessor is to hold; 1 unless the atom is direct.
+
+    Told so, the compiler keeps to the registers that the loads under way need. Else it would move every load of a short
+    loop to the front, and one block would take the place of two.
+    """
+    for work in w.launch.tile.works:
+        atom = next((a for a in work.atoms if a.stage == work.stage and a.name == "direct"), None)
+        if atom:
+            stage = w.plan.program.stage(work.stage)
+            need = thread_registers(w.plan, w.launch, work, atom, mnk_axes(stage))
+            return max(1, min(w.target.regs_sm // (-(-need // 8) * 8), _THREADS) // w.threads)
+    return 1
