@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-_STARTUP = 30  # random trials before TPE, which afterwards rarely leaves the region of the best of them
+_STARTUP = 30  # random trials before TPE; see docs/search.md for what fewer cost and bring
 _PER_POINT = 4  # suggestions a proposal, when a model can tell them apart
 _TRIES = 4  # suggestions without a new point at or near them, a proposal
 _NEAR = 12  # neighbours looked at where a suggestion was seen before
