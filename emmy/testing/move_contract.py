@@ -94,6 +94,8 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "h200",
         "k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,16) k0/split(n,warp,32) k0/stage(A,tma,2) k0/stage(B,tma,2) "
         "k0.C/atom(mma,16,8,16) k0/store(Y,tma)",
+    ),
+    (
         parse_op("matmul:m(1..7)x40x200:bf16:nk,bias").program(),
         "h200",
         "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",
