@@ -174,6 +174,11 @@ class Walk:
     def cannot(self, what: str) -> PlanError:
         return PlanError(f"{self.launch.name}: {what}")
 
+    def how_to_load(self, value: str) -> str:
+        """ldg_nc for memory that no one writes while the kernel runs, else ldg: the launch before an early one may write."""
+        p = self.plan.program
+        return "ldg_nc" if p.is_input(value) and (not self.launch.early or p.is_constant(value)) else "ldg"
+
     # ------------------------------------------------------------ agents
     def lane(self) -> Whole:
         return self.let("lane", bits(THREAD, WARP - 1))

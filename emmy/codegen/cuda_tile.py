@@ -57,6 +57,9 @@ from emmy.codegen.steps import (
     Fetch,
     Finish,
     FoldParts,
+    From,
+    LaunchWait,
+    LetNext,
     Open,
     Outline,
     Settle,
@@ -117,6 +120,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         1,
         w.smem_bytes,
         body,
+        early=outline.launch.early,
     )
 
 
@@ -207,6 +211,12 @@ class _Expand:
                 return self.rings.arrive(name, self.w.rings[value], count, ahead)
             case Advance(values):
                 return self.rings.advance(values)
+            case LetNext():
+                return (Do("emmy_pdl_launch"),)
+            case LaunchWait():
+                return (Do("emmy_pdl_wait"),)
+            case From(value, fill, inner):
+                return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
             case Compute(name):
                 return self.sums[name].compute()
             case Fetch(name, ahead):
