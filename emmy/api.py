@@ -328,7 +328,12 @@ def bench(
                 "or name a schedule: --schedule '...'"
             )
         schedule = best.schedule if best else pick.schedule if pick else ""
-    replay(op.program(), schedule, target)  # refused before the device is taken
+    plan = replay(op.program(), schedule, target)  # refused before the device is taken
+    if early := [la.name for la in plan.launches if la.early]:
+        raise UsageError(
+            f"{', '.join(early)} of {schedule!r} would begin before the launch before it has ended: back to back with itself "
+            "its time is not the op's. Measure the schedule without pdl(), and with it in a chain (experiments/h200_chain.py)"
+        )
     with (
         device(target, threads, wait=wait, measurer=measurer) as here,
         _recording(home, "bench", op.key, target) as keep,

@@ -256,7 +256,7 @@ def measure(m: int, weights: Weights, stream: torch.cuda.Stream, home: Path) -> 
         for chain in chains.values():
             chain.allocate()
         calls = {way: launches(chain, chosen, plans.get(way, {}), weights, stream) for way, chain in chains.items()}
-        stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.synchronize()  # weights must be there: an early launch does not wait for what writes them
         whole = {way: [call for layer in c for call in layer.values()] for way, c in calls.items()}
         errors, same = check(chains, whole, weights, stream)
         record: dict[str, object] = {

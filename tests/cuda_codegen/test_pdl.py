@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ from emmy import api
 from emmy.codegen.build import SourceUnit
 from emmy.codegen.emulated import emulate_plan
 from emmy.codegen.emulator import SCHEDULES
+from emmy.codegen.gpu_plan import gpu_plan
 from emmy.codegen.kernel_gpu import GpuKernel
-from emmy.errors import EmuError, IllegalMove
+from emmy.errors import EmuError, IllegalMove, UsageError
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import parse_op
 from tests.cuda_codegen.emulated import unit
@@ -114,6 +116,23 @@ def test_a_read_only_load_of_what_may_still_be_written_is_caught():
     assert text != u.text
     with pytest.raises(EmuError, match=r"ld.global.nc: array \d may still be written"):
         run(replace(u, text=text), "cp_async")
+
+
+def test_the_plan_file_says_which_kernels_begin_early_and_form_clusters():
+    u = early("split-K")
+    kernels = tuple(k for k in u.kernels if isinstance(k, GpuKernel))
+    lines = (
+        gpu_plan(u.plan, (replace(kernels[0], cluster=2), replace(kernels[1], early=False)), b"").decode().splitlines()
+    )
+    at = next(i for i, line in enumerate(lines) if line.startswith("kernel k0 "))
+    assert lines[0] == "emmy-gpu-plan 2" and lines[at + 1 : at + 3] == ["cluster 2", "early"]
+    assert lines.count("early") == 1 and "clusters of 2, early" in str(replace(kernels[0], cluster=2))
+
+
+def test_an_early_schedule_is_not_timed_alone(tmp_path: Path):
+    op, schedule = CASES["cp_async"]
+    with pytest.raises(UsageError, match=r"k0 of .* its time is not the op's"):
+        api.bench(op, api.with_pdl(op, schedule, gpu="h200"), gpu="h200", home=tmp_path)
 
 
 def test_every_launch_of_a_schedule_is_made_early_once():
