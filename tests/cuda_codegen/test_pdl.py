@@ -21,6 +21,10 @@ from tests.cuda_codegen.emulated import unit
 
 TILE = "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,16)"
 MMA = "k0.C/atom(mma,16,8,16)"
+GROUP = (
+    "k0/split(m,grid,64) k0/split(n,grid,24) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,24)"
+)
+WGMMA = "k0.C/atom(wgmma,64,24,16)"
 OP = "matmul:50x48x104:f16:nk,bias,residual"
 # name -> (op, schedule without pdl)
 CASES = {
@@ -30,6 +34,13 @@ CASES = {
     "tma read ahead": (OP, f"{TILE} k0/stage(A,tma,2) k0/stage(B,tma,2) {MMA} k0.C/pipeline()"),
     "ldg": (OP, f"{TILE} k0/stage(A,ldg,2) k0/stage(B,ldg,2) {MMA}"),
     "one slot": (OP, f"{TILE} k0/stage(A,ldg,1) k0/stage(B,ldg,1) {MMA}"),
+    "resident blocks": (OP, f"{TILE} k0/stage(A,tma,3) k0/stage(B,tma,3) k0/persist(2) {MMA}"),
+    "deferred": (OP, f"{GROUP} k0/stage(A,tma,3) k0/stage(B,tma,3) {WGMMA}"),
+    "producer": (OP, f"{GROUP} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/specialize(1,0,0) {WGMMA}"),
+    "producer of resident blocks": (
+        OP,
+        f"{GROUP} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(1) {WGMMA}",
+    ),
     "split-K": (
         "matmul:50x48x104:bf16:bias",
         f"k0/splitk(C,2) {TILE} k1/split(m,grid,16) k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) {MMA}",
@@ -58,12 +69,18 @@ def test_an_early_launch_is_right_and_touches_only_constants_before_it_has_waite
         assert run(u, name, order) <= 1
 
 
-@pytest.mark.parametrize("name", ["cp_async", "cp_async read ahead", "tma", "tma read ahead", "ldg", "split-K"])
+FETCHES_AHEAD = (
+    "cp_async", "cp_async read ahead", "tma", "tma read ahead", "ldg", "split-K", "resident blocks", "deferred", "producer",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FETCHES_AHEAD)
 def test_weights_are_fetched_before_the_wait_and_activations_after_it(name: str):
     text = early(name).text
-    body = text[text.index(" k0(") :]
-    begin, wait = body.index("emmy_pdl_launch();"), body.index("emmy_pdl_wait();")
-    before, after = body[begin:wait], body[wait:]
+    body = text[text.index(" k0(") :].split("EMMY_KERNEL")[0]
+    filling = body[body.index("emmy_pdl_launch();") :]  # of the role that fills, which is the first
+    wait = filling.index("emmy_pdl_wait();")
+    before, after = filling[:wait], filling[wait:]
     fetch = r"emmy_(?:cp_async_b\w+|tma_load_2d|ldg_b\w+)\("
     assert re.search(fetch + r"[^;]*\bB_(?:map|from)", before)
     assert not re.search(fetch + r"[^;]*\bA_(?:map|from)", before)
@@ -95,11 +112,21 @@ def damaged(u: SourceUnit, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["no wait", "after the stores", "after the activations are fetched"])
-@pytest.mark.parametrize("name", ["cp_async", "tma", "tma read ahead", "split-K"])
+@pytest.mark.parametrize("name", ["cp_async", "tma", "tma read ahead", "deferred", "split-K"])
 def test_a_wait_that_is_missing_or_late_is_caught(name: str, how: str):
     u = early(name)
     with pytest.raises(EmuError, match=r"griddepcontrol\.wait does not come first"):
         run(replace(u, text=damaged(u, how)), name)
+
+
+@pytest.mark.parametrize("name", ["producer", "producer of resident blocks"])
+def test_a_producer_that_does_not_wait_is_caught(name: str):
+    """A consumer that does not is none the wiser here: it has met the producer since. Executing the steps asks all to wait."""
+    u, wait = early(name), "emmy_pdl_wait();"
+    at = u.text.index(wait)
+    assert u.text.count(wait) == 2 and at < u.text.index("emmy_wgmma_fence();")
+    with pytest.raises(EmuError, match=r"griddepcontrol\.wait does not come first"):
+        run(replace(u, text=u.text[:at] + u.text[at + len(wait) :]), name)
 
 
 def test_a_second_launch_that_reads_what_the_first_left_without_waiting_is_caught():
