@@ -234,6 +234,19 @@ def show(
     return describe(subject(op, schedule, gpu=gpu, threads=threads, home=home), levels)
 
 
+def with_pdl(op: Op | str, schedule: str, *, gpu: str) -> str:
+    """The schedule with every launch made early (`emmy.ir.moves.pdl`), for plans that are launched in a chain.
+
+    Between its plans a chain may hold anything, as long as no launch in it writes an input that the op calls constant.
+    Raises IllegalMove where launches cannot begin early, or one does already.
+    """
+    target = load_target(gpu)
+    launches = replay(as_op(op).program(), schedule, target).launches
+    out = " ".join((schedule, *(f"{la.name}/pdl()" for la in launches)))
+    replay(as_op(op).program(), out, target)
+    return out
+
+
 def explain(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Explanation:
     """Why the stored winner is as it is: what binds it, what each move brings, what was refused, what the model says."""
     op, home, target = as_op(op), home or config.home(), load_target(gpu)
@@ -315,7 +328,12 @@ def bench(
                 "or name a schedule: --schedule '...'"
             )
         schedule = best.schedule if best else pick.schedule if pick else ""
-    replay(op.program(), schedule, target)  # refused before the device is taken
+    plan = replay(op.program(), schedule, target)  # refused before the device is taken
+    if early := [la.name for la in plan.launches if la.early]:
+        raise UsageError(
+            f"{', '.join(early)} of {schedule!r} would begin before the launch before it has ended: back to back with itself "
+            "its time is not the op's. Measure the schedule without pdl(), and with it in a chain (experiments/h200_chain.py)"
+        )
     with (
         device(target, threads, wait=wait, measurer=measurer) as here,
         _recording(home, "bench", op.key, target) as keep,

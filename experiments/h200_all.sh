@@ -2,6 +2,7 @@
 # Everything measured on an H200, in two sittings of ten minutes. Run from the checkout, with Emmy importable:
 #   sh experiments/h200_all.sh first OUT        does it work: tests, error of sums, a small collection, memory checkers
 #   sh experiments/h200_all.sh collect OUT ...  the rows, within 490 s, then memory checkers; more words go to h200_matmul.py
+#   sh experiments/h200_all.sh chain OUT        decode projections in a chain, with the rows that ship and those just collected
 # OUT gets at most eight files. Set EMMY_CACHE, and PYTHONPATH where Emmy is not installed.
 mode=$1 out=$2
 shift 2
@@ -22,8 +23,11 @@ work=${EMMY_WORK:-/tmp/emmy-collect}
       timeout 505 python3 experiments/h200_matmul.py --out "$out" --work "$work" --seconds 490 "$@"
       timeout 75 sh experiments/h200_sanitize.sh "$out/summary.jsonl" "$out/sanitize.txt" 4 20
       ;;
+    chain)
+      timeout 300 python3 experiments/h200_chain.py --out "$out/chain.jsonl" --work "$work"
+      ;;
     *)
-      echo "first or collect, got $mode"
+      echo "first, collect or chain, got $mode"
       ;;
   esac
 } 2>&1 | tee "$out/all.log"

@@ -96,6 +96,12 @@ class Rings:
             return Int(int(ahead < 1))
         return Int(1) if ahead == 0 and ring.channel.at in self.loops else before(*place)
 
+    def has_come_to(self, ring: Ring, fill: int) -> Whole:
+        """Whether the ring's loop, which is entered, stands at that fill or behind it."""
+        at = ring.channel.at
+        here, _, began = self.loops[at]
+        return before(plus(began, Int(fill * self.w.nest[at].step - 1)), here)
+
     def _filled(self, ring: Ring, ahead: int) -> dict[str, Piece]:
         """The scope of the fill `ahead`."""
         place, at = self._place(ring, ahead), ring.channel.at

@@ -181,6 +181,11 @@ class Walk:
             a for k in self.launch.tile.works if not k.combine for a in self.plan.program.stage(k.stage).folded
         )
 
+    def how_to_load(self, value: str) -> str:
+        """ldg_nc for memory that no one writes while the kernel runs, else ldg: the launch before an early one may write."""
+        p = self.plan.program
+        return "ldg_nc" if p.is_input(value) and (not self.launch.early or p.is_constant(value)) else "ldg"
+
     # ------------------------------------------------------------ agents
     def lane(self) -> Whole:
         return self.let("lane", bits(THREAD, WARP - 1))

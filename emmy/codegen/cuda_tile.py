@@ -58,7 +58,10 @@ from emmy.codegen.steps import (
     Fetch,
     Finish,
     FoldParts,
+    From,
     Gather,
+    LaunchWait,
+    LetNext,
     Open,
     Outline,
     Settle,
@@ -120,6 +123,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         blocks_together(w),
         w.smem_bytes,
         body,
+        early=outline.launch.early,
     )
 
 
@@ -192,7 +196,7 @@ class _Expand:
                 out += self._step(s)
         return merged(out)
 
-    def _step(self, s: Step) -> tuple[Stmt, ...]:
+    def _step(self, s: Step) -> tuple[Stmt, ...]:  # noqa: C901  one case a step
         match s:
             case ForStep(at, _, body):
                 return self._loop(at, body)
@@ -210,6 +214,12 @@ class _Expand:
                 return self.rings.arrive(name, self.w.rings[value], count, ahead)
             case Advance(values):
                 return self.rings.advance(values)
+            case LetNext():
+                return (Do("emmy_pdl_launch"),)
+            case LaunchWait():
+                return (Do("emmy_pdl_wait"),)
+            case From(value, fill, inner):
+                return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
             case Compute() | Fetch() | Finish() | Settle() | Share() | Gather():
                 return self._fold(s)
             case _:

@@ -199,8 +199,7 @@ class Chain:
         missing = [a for a in v.axes if a not in spread.spot]
         if missing:
             raise w.cannot(f"{r.value} has axes {', '.join(missing)}, which the elements made here do not have")
-        how = "ldg_nc" if w.plan.program.is_input(r.value) else "ldg"
-        return Ref(r.value, index_of(w, v.axes, spread.spot)), v.dtype, how
+        return Ref(r.value, index_of(w, v.axes, spread.spot)), v.dtype, w.how_to_load(r.value)
 
     def load(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
         """A vector of a value in registers of its own, or its one number."""

@@ -14,6 +14,7 @@ from emmy.codegen.kernel_gpu import GpuKernel, evaluated
 from emmy.codegen.kernel_gpu import TensorMap as Map
 from emmy.errors import PlanError
 from emmy.ir.dtype import encode
+from emmy.ir.program import Program
 
 Storage = NDArray[np.generic]
 
@@ -28,7 +29,8 @@ def emulate_plan(
 ) -> tuple[dict[str, Storage], tuple[EmuStats, ...]]:
     """(every output in storage form, the counts of each launch). `seed` and `eager` choose a schedule of the threads.
 
-    Outputs and workspaces begin as NaN. Raises EmuError when a kernel is at fault, PlanError for a CPU's source.
+    Outputs and workspaces begin as NaN. An early launch touches nothing but constants before it has waited for the
+    launches before. Raises EmuError when a kernel is at fault, PlanError for a CPU's source.
     """
     program = unit.plan.program
     size = program.sizes(sizes)
@@ -47,10 +49,13 @@ def emulate_plan(
             *(memory[b.name] for b in k.buffers),
             *(syms[s] for s in k.syms),
         ]
-        grid = (evaluated(k.blocks, syms),)
-        stats.append(
-            emulate(unit.text, k.name, grid, (k.threads,), k.smem_bytes, everything, seed=seed, eager=eager).stats
-        )
+        touched = {*(b.name for b in k.buffers), *(m.value for m in k.maps)}
+        late = [memory[name] for name in touched if k.early and not _is_constant(program, name)]
+        result = emulate(
+            unit.text, k.name, (evaluated(k.blocks, syms),), (k.threads,), k.smem_bytes, everything,
+            cluster=(k.cluster,), seed=seed, eager=eager, late=late,
+        )  # fmt: skip
+        stats.append(result.stats)
     shapes = {o: [size[a] for a in program.value(o).axes] for o in program.outputs}
     return {o: memory[o].reshape(shape) for o, shape in shapes.items()}, tuple(stats)
 
@@ -60,6 +65,11 @@ def _tensor_map(m: Map, memory: Storage, syms: Mapping[str, int]) -> TensorMap:
     rows, columns = evaluated(m.rows, syms), evaluated(m.columns, syms)
     swizzle = 16 << m.swizzle if m.swizzle else 0
     return TensorMap(memory, (m.box_columns, m.box_rows), swizzle, (columns, rows), (columns * memory.itemsize,))
+
+
+def _is_constant(program: Program, buffer: str) -> bool:
+    """Whether a buffer, which may be of partial states and no value, is written by nobody."""
+    return any(v.name == buffer and v.constant for v in program.inputs)
 
 
 def _frozen(x: Storage) -> Storage:

@@ -30,7 +30,10 @@ from emmy.codegen.steps import (
     Finish,
     FoldParts,
     For,
+    From,
     Gather,
+    LaunchWait,
+    LetNext,
     Open,
     Outline,
     RoleSteps,
@@ -207,6 +210,7 @@ class _Agent:
     flying: dict[str, list[dict[str, int]]] = field(
         default_factory=dict
     )  # stage -> what its pending works read: value -> fill
+    waited: bool = False  # for the launches before
 
     @property
     def plan(self) -> Plan:
@@ -308,6 +312,14 @@ class _Agent:
             case TurnPass(i):
                 if "turn" in self.cta.bars:
                     self.cta.bars["turn"][i].arrive(1)
+            case LetNext():
+                pass  # launches run one after another here
+            case LaunchWait():
+                self.waited = True
+            case From(x, fill, body):
+                ring = self.ring(self.channel(x))
+                if ring is not None and ring.j >= fill:
+                    yield from self.steps(body)
 
     def loop(self, s: For) -> Iterator[bool]:
         axis, whole = s.loop.axis, self.env[s.loop.axis]
@@ -367,6 +379,7 @@ class _Agent:
             shape = ",".join(str(n) for n in block.data.shape)
             raise PlanError(f"{value}[{shape}] does not fit its slot of {self.plan.slot_bytes(tile, c)} bytes")
         memory = self.cta.memory[value]
+        self.check_waited(f"fetches {value}", value)
         block.data[...] = memory.data[memory.window(env)]
         slot.fill, slot.block, slot.counted, slot.landed, slot.readers = fill, block, False, False, set()
         if c.transport == "pack":
@@ -462,7 +475,14 @@ class _Agent:
             return self.values[name]
         if any(w.stage == name for w in self.cta.outline.launch.tile.works):
             raise PlanError(f"{self.role.role.name} reads {name} before it is computed")
+        self.check_waited(f"reads {name}", name)
         return self.cta.memory[name]
+
+    def check_waited(self, doing: str, value: str | None = None) -> None:
+        """Launches before an early one may still write what is not constant, and read what this one stores."""
+        constant = value is not None and self.plan.program.is_constant(value)
+        if self.cta.outline.launch.early and not self.waited and not constant:
+            raise Race(f"{self.role.role.name} {doing} before it has waited for the launches before")
 
     # ------------------------------------------------------------ works
     def stage(self, name: str) -> Stage:
@@ -545,6 +565,7 @@ class _Agent:
     def fold_parts(self, name: str) -> None:
         w = self.plan.workspace(name)
         assert w is not None
+        self.check_waited(f"reads parts of {name}")
         lo, hi = self.cta.whole[w.axis]
         for part in range(-(-(hi - lo) // self.plan.part_step(w))):
             blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in _components(self.stage(name))}
@@ -581,6 +602,7 @@ class _Agent:
 
     def put(self, memory: Block, block: Block) -> None:
         """The block goes to its place in memory, which no other block may have written."""
+        self.check_waited(f"stores {block.name}")
         at = tuple(slice(lo, lo + n) for lo, n in zip(block.lo, block.data.shape, strict=True))
         if prod(block.data.shape) and not np.isnan(memory.data[at]).all():
             where = ",".join(f"{a} {x.start}..{x.stop}" for a, x in zip(block.axes, at, strict=True))

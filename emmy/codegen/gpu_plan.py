@@ -2,11 +2,13 @@
 
 The launcher reads it (`emmy/runtime/cuda.cpp`). The lines, in this order, words separated by blanks:
 
-    emmy-gpu-plan 1
+    emmy-gpu-plan 2
     sym m 1 4096                            size known at run time, and the range it is allowed to have
     argument A 2 15360 $0 *                 bytes of an element, number of elements
     workspace C_parts 4 4096 $0 *
-    kernel k0 256 49152 $0 127 + 128 /      threads, dynamic shared memory, blocks; its parameters follow:
+    kernel k0 256 49152 $0 127 + 128 /      threads, dynamic shared memory, blocks; what follows belongs to it:
+    cluster 2                               so many neighbouring blocks form a cluster; without the line, none do
+    early                                   it may begin before the launch before it has ended
     map A f16 128 64 3 : 3840 : $0          of a buffer: dtype, box rows, box columns, swizzle : columns : rows
     pass A                                  the address of a buffer
     size m                                  a symbol's size, 32-bit
@@ -26,7 +28,7 @@ from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
 from emmy.ir.plan import Plan
 
-VERSION = 1
+VERSION = 2
 
 
 def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
@@ -39,6 +41,7 @@ def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
         lines.append(f"{kind} {b.name} {size_bytes(b.dtype)} {_postfix(b.elements, syms)}")
     for k in kernels:
         lines.append(f"kernel {k.name} {k.threads} {k.smem_bytes} {_postfix(k.blocks, syms)}")
+        lines += [f"cluster {k.cluster}"] * (k.cluster > 1) + ["early"] * k.early
         dtypes = {b.name: b.dtype for b in k.buffers}
         for m in k.maps:
             columns, rows = _postfix(m.columns, syms), _postfix(m.rows, syms)

@@ -148,7 +148,11 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
-    """One launch of `blocks` x `threads`. Its parameters: tensor maps, then buffers, then sizes of symbols (32-bit)."""
+    """One launch of `blocks` x `threads`. Its parameters: tensor maps, then buffers, then sizes of symbols (32-bit).
+
+    cluster: so many neighbouring blocks form a cluster
+    early:   it may begin before the launch before it has ended, and waits by itself
+    """
 
     name: str
     maps: tuple[TensorMap, ...]
@@ -159,6 +163,8 @@ class GpuKernel:
     min_blocks: int  # per multiprocessor, for the compiler's choice of registers
     smem_bytes: int
     body: tuple[Stmt, ...]
+    cluster: int = 1
+    early: bool = False
 
     def __str__(self) -> str:
         return show(self)
@@ -309,6 +315,8 @@ def show(k: GpuKernel) -> str:
     """The kernel as indented text, one statement a line."""
     params = [m.name for m in k.maps] + [b.name for b in k.buffers] + list(k.syms)
     shape = f"{show_int(k.blocks)} blocks of {k.threads} threads, {k.smem_bytes} bytes of shared memory"
+    shape += f", clusters of {k.cluster}" if k.cluster > 1 else ""
+    shape += ", early" if k.early else ""
     out = [f"kernel {k.name}({', '.join(params)})  # {shape}"]
     for m in k.maps:
         size = f"[{show_int(m.rows)},{show_int(m.columns)}]"

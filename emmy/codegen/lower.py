@@ -95,7 +95,8 @@ class _Walk:
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
         top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
-        return sync.in_turn((*top, *self.nest(blocks, t.works), *bottom), self.role)
+        steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom), self.role)
+        return sync.after_launch_wait(self.plan, self.launch, self.sync, steps) if self.launch.early else steps
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
         t, p = self.launch.tile, self.plan.program

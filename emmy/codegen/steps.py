@@ -171,6 +171,25 @@ class TurnPass:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class LetNext:
+    """The launch behind this one may begin, if it is early, once every block has come this far or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWait:
+    """Wait until every launch before this one has ended and what they wrote can be read (PTX: griddepcontrol.wait)."""
+
+
+@dataclass(frozen=True, slots=True)
+class From:
+    """The body, from that fill of the channel's loop on: those before it were made ahead of the loop."""
+
+    value: str
+    fill: int
+    body: tuple[Step, ...]
+
+
 Step = (
     For
     | Open
@@ -193,6 +212,9 @@ Step = (
     | BarArrive
     | TurnWait
     | TurnPass
+    | LetNext
+    | LaunchWait
+    | From
 )
 
 
@@ -292,4 +314,11 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}wait turn {i}")
             case TurnPass(i):
                 out.append(f"{pad}pass turn to {i}")
+            case LetNext():
+                out.append(f"{pad}let the next launch begin")
+            case LaunchWait():
+                out.append(f"{pad}wait for the launches before")
+            case From(x, n, body):
+                out.append(f"{pad}from fill {n} of {x} on:")
+                out += _show(body, pad + "  ")
     return out

@@ -17,6 +17,9 @@ Rules, each from the facts of a channel:
   times, in a loop or for several tiles, they meet before too, so that all have taken the last.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
+- early launches: fills of constants that stand before the first access of anything else come first, then the wait for
+  the launches before, then all the rest; every role waits. The next launch may begin at once: its blocks find room only
+  when all of this one's have begun (PTX ISA: griddepcontrol.launch_dependents), so they cannot take it from them.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -31,15 +34,24 @@ from emmy.codegen.steps import (
     Barrier,
     BarWait,
     BlockSync,
+    Close,
     Commit,
+    Compute,
     Copy,
     Fetch,
     Finish,
+    FoldParts,
     For,
+    From,
     Gather,
+    LaunchWait,
+    LetNext,
+    Open,
     Settle,
     Share,
     Step,
+    Store,
+    StoreState,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -59,7 +71,8 @@ def joints(plan: Plan, launch: Launch) -> tuple[Joint, ...]:
             w.stage for w in launch.tile.works if not w.combine and c.value in plan.program.stage(w.stage).reads
         )
         if c.transport == "tma":
-            found.setdefault((c.at, c.depth, c.src, c.dst, readers), []).append(c)
+            ahead = launch.early and plan.program.is_constant(c.value)  # filled while others cannot be
+            found.setdefault((c.at, c.depth, c.src, c.dst, readers, ahead), []).append(c)
     return tuple(tuple(cs) for cs in found.values())
 
 
@@ -234,3 +247,81 @@ def gathered(stage: str, again: bool) -> tuple[Step, ...]:
     """Shares of a fold become one. `again`: what was shared last lies in the same memory."""
     first: tuple[Step, ...] = (BlockSync(),) if again else ()
     return (*first, Share(stage), BlockSync(), Gather(stage))
+
+
+# ---------------------------------------------------------------- launches that begin early
+def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps of a tile of an early launch: constants are fetched as far as the rings reach, then the others' end is due.
+
+    A role that only fills makes the first fills of constants ahead of its loop, where a block has one tile; the slots are
+    still empty then.
+    """
+    at = next((i for i, s in enumerate(steps) if _reaches(plan, launch, s)), len(steps))
+    if at and isinstance(steps[at - 1], Open) and isinstance(steps[at], FoldParts):
+        at -= 1  # the two are one
+    alone = tuple((c,) for c in launch.tile.channels if c.transport in GROUPED)
+    every = (*alone, *sync.joints)
+    begin = end = at
+    while begin and _fills(steps[begin - 1], every):
+        begin -= 1
+    while end < len(steps) and _fills(steps[end], every):
+        end += 1
+    constants = tuple(joint for joint in every if plan.program.is_constant(joint[0].value))
+    ahead = tuple(s for s in steps[begin:end] if _fills_one(s, constants))
+    held = tuple(s for s in steps[begin:end] if s not in ahead)
+    rest = steps[end:]
+    if rest and isinstance(ring := rest[0], For) and launch.tile.order.kind == "static":
+        peeled = tuple(j for j in constants if j[0].at == ring.at and not j[0].self_fed and j[0].src == sync.role.name)
+        ahead += tuple(s for joint in peeled for i in range(joint[0].depth) for s in _fill(joint, i)[1:])
+        rest = (For(ring.at, ring.loop, _without_first(ring.body, peeled)), *rest[1:])
+    return (LetNext(), *steps[:begin], *ahead, LaunchWait(), *held, *rest)
+
+
+def _fills(s: Step, joints: tuple[Joint, ...]) -> bool:
+    return isinstance(s, Commit) or _fills_one(s, joints)
+
+
+def _fills_one(s: Step, joints: tuple[Joint, ...]) -> bool:
+    """Whether a step is part of a fill of one of these: the slots are free, a copy, their bytes are expected."""
+    match s:
+        case Copy(value, _):
+            return any(value == c.value for joint in joints for c in joint)
+        case BarWait(barrier, _, _):
+            return any(barrier == _name("empty", joint) for joint in joints)
+        case BarArrive(barrier, _, _, _):
+            return any(barrier == _name("full", joint) for joint in joints)
+        case _:
+            return False
+
+
+def _without_first(body: tuple[Step, ...], peeled: tuple[Joint, ...]) -> tuple[Step, ...]:
+    """A producer's loop whose first `depth` fills of each of these were made before it."""
+    out: list[Step] = []
+    for s in body:
+        joint = next((joint for joint in peeled if _fills_one(s, (joint,))), None)
+        last = out[-1] if out else None
+        if joint is None:
+            out.append(s)
+        elif isinstance(last, From) and last.value == joint[0].value:
+            out[-1] = From(last.value, last.fill, (*last.body, s))
+        else:
+            out.append(From(joint[0].value, joint[0].depth, (s,)))
+    return tuple(out)
+
+
+def _reaches(plan: Plan, launch: Launch, s: Step) -> bool:
+    """Whether a step may touch memory that a launch before writes or reads; stores follow a Close or Compute at once."""
+    p, made = plan.program, {w.stage for w in launch.tile.works}
+    match s:
+        case For(_, _, body):
+            return any(_reaches(plan, launch, x) for x in body)
+        case Copy(value, _):
+            return not p.is_constant(value)
+        case Compute(name):
+            here = made | {c.value for c in launch.tile.channels}
+            loose = (v for v in p.stage(name).reads if v not in here and not p.is_constant(v))
+            return not p.stage(name).reduces or any(loose)
+        case Close() | FoldParts() | Store() | StoreState():
+            return True
+        case _:
+            return False

@@ -27,7 +27,7 @@ from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
 
 # Raise it whenever a feature's meaning changes under the same name; a test holds the values of known plans.
-VERSION = 2
+VERSION = 3
 
 ROOF = "log2_roof_us"
 NAMES: tuple[str, ...] = (
@@ -45,7 +45,7 @@ NAMES: tuple[str, ...] = (
     # flops a byte that passes a cache
     "intensity_near", "intensity_mid", "intensity_far", "sums_moved",
     # the innermost tile
-    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "atom_m", "atom_n", "vector_share",
+    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "is_direct", "atom_m", "atom_n", "vector_share",
     "sums", "registers_of_limit", "loads_per_fma", "unroll", "log2_steps",
     # padding
     "waste_m", "waste_n", "waste_k",
@@ -240,7 +240,7 @@ def _sliver_share(v: _View, operand: Operand, cache_bytes: float) -> float:
 
 
 def _atom(v: _View) -> Mapping[str, float]:
-    atom, kinds = v.atom, ("fma", "dot", "mma", "hybrid", "f16", "simt", "wgmma")
+    atom, kinds = v.atom, ("fma", "dot", "mma", "hybrid", "f16", "simt", "wgmma", "direct")
     flags = {f"is_{kind}": float(atom is not None and atom.name == kind) for kind in kinds}
     if atom is None:
         rest = (

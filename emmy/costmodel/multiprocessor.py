@@ -8,6 +8,7 @@ would take. Knows no cost model.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,9 +23,19 @@ from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.kernel import Int, IntOp, IntVar, Whole
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import GROUP, WARP, ring_bytes, thread_registers, threads, transfer_bytes, warps
+from emmy.ir.gpu import (
+    GROUP,
+    TRANSFER_BYTES,
+    WARP,
+    placed_bytes,
+    ring_bytes,
+    thread_registers,
+    threads,
+    transfer_bytes,
+    warps,
+)
 from emmy.ir.moves.atom import mnk_axes
-from emmy.ir.plan import Atom, Launch, Plan, Work
+from emmy.ir.plan import Atom, Launch, Plan, Tile, Work
 from emmy.ir.program import upper
 from emmy.ir.target import Target
 
@@ -102,7 +113,8 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     registers = thread_registers(plan, launch, work, atom, mnk_axes(stage))
     n_threads = threads(plan, launch)
     n_warps = n_threads // WARP
-    smem = sum(ring_bytes(plan, tile, c) for c in tile.channels) + _RESERVED_BYTES
+    placed = sum(placed_bytes(plan, tile, x.value) for x in tile.placements if not tile.channel(x.value))
+    smem = sum(ring_bytes(plan, tile, c) for c in tile.channels) + placed + _RESERVED_BYTES
     # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time; roles deal again.
     each = min(target.max_regs_thread + 1, -(-registers // 8) * 8)
     by_registers = GROUP * (target.regs_sm // GROUP // (each * WARP)) // n_warps
@@ -271,29 +283,53 @@ def _stores(plan: Plan, launch: Launch, atom: Atom, n: str, m_size: int, n_size:
     space = plan.workspace(atom.stage)
     value = program.value(atom.stage if space or not stored else stored[-1])
     item = 4 if space else size_bytes(value.dtype)
+    if tile.placement(value.name):  # leaves by the copy engine, in whole rows
+        sectors = m_size * n_size * item / _SECTOR_BYTES
+        return Count(sectors, sectors)
     aligned = transfer_bytes(plan, tile.nest, value.name) // size_bytes(value.dtype)
     pitch = item * upper(program.dim(n))
     if atom.name == "simt":
-        across, rows = atom.n // 8, (_LANES // 8) * (atom.m // 4)
-        columns = _LANES % 8 * across
-    else:
-        across, rows, columns = 2, _LANES // 4, _LANES % 4 * 2
-    wide = min(gcd(across, aligned), 16 // item)
-    one = _sectors(
-        tuple((rows * pitch + columns * item).tolist()),
-        wide * item,
-        pitch * (1 if atom.name == "simt" else 8),
-        atom.n * item,
-    )
-    return one.times(m_size * n_size / (WARP * wide))
+        each = atom.n // 8
+        wide = min(gcd(each, aligned), TRANSFER_BYTES // item)
+        at = (_LANES // 8) * (atom.m // 4) * pitch + _LANES % 8 * each * item
+        starts = _starts(pitch, n_size * item, 0, n_size // atom.n, atom.n * item)
+        return _sectors(tuple(at.tolist()), wide * item, starts).times(m_size * n_size / (WARP * wide))
+    # Lanes of a row exchange pairs of neighbouring atoms for vectors of 16 bytes, where everything has such vectors.
+    pieces, pairs = n_size // 8, TRANSFER_BYTES // (2 * item)
+    if aligned % (2 * pairs) or pieces < pairs or _items(plan, tile, n, space is not None) - {item}:
+        pairs = 1
+    total = NONE
+    whole = pieces - pieces % pairs
+    for each, first, n_pieces in ((pairs, 0, whole), (1, whole, pieces - whole)):
+        columns = _LANES % each * 8 + (_LANES & (4 - each)) * 2 if each > 1 else _LANES % 4 * 2
+        wide = gcd(2 * each, aligned)
+        at = _LANES // 4 * pitch + columns * item
+        starts = _starts(8 * pitch, n_size * item, first * 8 * item, n_pieces // each, 8 * each * item)
+        one = _sectors(tuple(at.tolist()), wide * item, starts)
+        total += one.times(m_size / 8 * n_pieces / each * (2 * each / wide))
+    return total
+
+
+def _items(plan: Plan, tile: Tile, n: str, parts: bool) -> set[int]:
+    """Bytes of an element of what finished elements are made with that lies along `n` in memory."""
+    here = {w.stage for w in tile.works}
+    done = () if parts else (plan.program.stage(w.stage) for w in tile.works)
+    reads = {v for s in done if not s.reduces for v in s.reads if v not in here}
+    return {size_bytes(x.dtype) for x in map(plan.program.value, reads) if x.axes[-1:] == (n,)}
+
+
+def _starts(down: int, across: int, first: int, n: int, step: int) -> tuple[tuple[int, int], ...]:
+    """(bytes into a sector, how often) where `n` stores begin, `step` bytes apart, in rows and tiles beside each other."""
+    at = (i * down + j * across + first + x * step for i in range(2) for j in range(4) for x in range(n))
+    return tuple(sorted(Counter(x % _SECTOR_BYTES for x in at).items()))
 
 
 @lru_cache(4096)
-def _sectors(lanes: tuple[int, ...], size: int, down: int, right: int) -> Count:
-    """Sectors that a store of a warp touches, on average over neighbouring rows and tiles."""
+def _sectors(lanes: tuple[int, ...], size: int, starts: tuple[tuple[int, int], ...]) -> Count:
+    """Sectors that a store of a warp touches, on average over where it begins."""
     at = np.array(lanes)
-    moved = [i * down + j * right for i in range(2) for j in range(4)]
-    taken = float(np.mean([len(np.unique((at + d) // _SECTOR_BYTES)) for d in moved]))
+    touched = sum(often * len(np.unique((at + x) // _SECTOR_BYTES)) for x, often in starts)
+    taken = touched / max(1, sum(often for _, often in starts))
     return Count(taken, min(taken, -(-WARP * size // _SECTOR_BYTES)))
 
 

@@ -145,9 +145,12 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """`early`: it may begin before the launches before it in the stream have ended, of this plan or of others."""
+
     name: str
     tile: Tile
     depends_on: tuple[str, ...] = ()
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +364,9 @@ def _show_launch(plan: Plan, la: Launch) -> list[str]:
     order = "" if t.order.kind == "static" else f", {t.order.kind}({t.order.workers})"
     after = f", after {','.join(la.depends_on)}" if la.depends_on else ""
     raster = f", in groups of {t.order.group} along {t.nest[blocks - 2].axis}" if t.order.group > 1 else ""
-    out = [f"  {la.name}: {level} {head}".rstrip() + f"  # {total} block{'s' * (total > 1)}{order}{raster}{after}"]
+    early = ", early" if la.early else ""
+    note = f"  # {total} block{'s' * (total > 1)}{order}{raster}{after}{early}"
+    out = [f"  {la.name}: {level} {head}".rstrip() + note]
     for r in t.roles:
         deal = f"  takes tiles {r.deal[0]} mod {r.deal[1]}" if r.deal else ""
         out.append(f"    role {r.name} {r.unit}({r.agents}) regs {r.registers}: {' '.join(r.works) or 'copies'}{deal}")

@@ -119,11 +119,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An input array: row-major over `axes`, the last one contiguous."""
+    """An input array: row-major over `axes`, the last one contiguous.
+
+    constant: a parameter of the model, which no launch of the chain that this program stands in writes.
+    """
 
     name: str
     axes: tuple[str, ...]
     dtype: DType = "f32"
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,10 @@ class Program:
     def is_input(self, name: str) -> bool:
         return name not in self._stage
 
+    def is_constant(self, name: str) -> bool:
+        """Whether no launch writes the value, neither here nor before."""
+        return self.value(name).constant
+
     @property
     def syms(self) -> tuple[Sym, ...]:
         return tuple(d for _, d in self.dims if isinstance(d, Sym))
@@ -234,7 +242,9 @@ class Program:
 
     def __str__(self) -> str:
         dims = " ".join(f"{a}={d}" for a, d in self.dims)
-        ins = [f"  in  {v.name}[{','.join(v.axes)}] {v.dtype}" for v in self.inputs]
+        ins = [
+            f"  in  {v.name}[{','.join(v.axes)}] {v.dtype}" + ("  constant" if v.constant else "") for v in self.inputs
+        ]
         body = [
             f"  {'out' if s.out in self.outputs else '   '} {s}  {s.dtype if s.out in self.outputs else ''}".rstrip()
             for s in self.stages

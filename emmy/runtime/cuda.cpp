@@ -26,16 +26,28 @@ struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
+struct LaunchAttribute {
+  int id;
+  int pad = 0;
+  union {
+    unsigned cluster[3];
+    int on;
+    char room[64];
+  };
+};
+
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes;
   CuStream stream;
-  void *attributes;
+  const LaunchAttribute *attributes;
   unsigned n_attributes;
 };
 
 constexpr int kMaxDynamicSmem = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int kSmemWithoutAsking = 48 * 1024;
 constexpr int kPromoteL2To256 = 3;  // CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr int kEarly = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 struct Driver {
   CuResult (*cuInit)(unsigned);
@@ -170,6 +182,7 @@ struct Kernel {
   std::string name;
   unsigned threads, smem_bytes;
   Whole blocks;
+  std::vector<LaunchAttribute> attributes;
   std::vector<Parameter> parameters;
   std::vector<void *> given;  // addresses of what the parameters hold
   CuFunction function = nullptr;
@@ -241,7 +254,8 @@ class Cuda final : public Backend {
     Within here(*driver_, context_);
     for (Kernel &k : kernels_) {
       const LaunchConfig config{static_cast<unsigned>(k.blocks.of(syms)), 1, 1, k.threads, 1, 1, k.smem_bytes,
-                                static_cast<CuStream>(stream), nullptr, 0};
+                                static_cast<CuStream>(stream), k.attributes.data(),
+                                static_cast<unsigned>(k.attributes.size())};
       if (CuResult r = driver_->cuLaunchKernelEx(&config, k.function, k.given.data(), nullptr))
         return failed(r, "launching " + k.name);
     }
@@ -262,7 +276,7 @@ class Cuda final : public Backend {
       if (number == 1) {
         int version = 0;
         if (word != "emmy-gpu-plan" || !(line >> version)) return "it is another kind of file";
-        if (version != 1) return "its version is " + std::to_string(version) + ", this Emmy reads 1: build it again";
+        if (version != 2) return "its version is " + std::to_string(version) + ", this Emmy reads 2: build it again";
       } else if (word == "cubin") {
         std::size_t size = 0;
         if (!(line >> size) || bytes.size() - at != size) return "its cubin is not of the size it says";
@@ -272,6 +286,7 @@ class Cuda final : public Backend {
       } else if (!(word == "sym"                               ? read_sym(line)
                    : word == "argument" || word == "workspace" ? read_buffer(line, word == "argument")
                    : word == "kernel"                          ? read_kernel(line)
+                   : word == "cluster" || word == "early"      ? read_attribute(word, line)
                                                                : read_parameter(word, line))) {
         return "line " + std::to_string(number) + " cannot be read";
       }
@@ -298,6 +313,19 @@ class Cuda final : public Backend {
     Kernel k;
     if (!(line >> k.name >> k.threads >> k.smem_bytes) || !k.blocks.read(line, syms_.size())) return false;
     kernels_.push_back(k);
+    return true;
+  }
+
+  bool read_attribute(const std::string &word, std::istringstream &line) {
+    LaunchAttribute a{};
+    if (word == "early") {
+      a.id = kEarly, a.on = 1;
+    } else {
+      a.id = kClusterDimension, a.cluster[1] = a.cluster[2] = 1;
+      if (!(line >> a.cluster[0]) || !a.cluster[0]) return false;
+    }
+    if (kernels_.empty()) return false;
+    kernels_.back().attributes.push_back(a);
     return true;
   }
 

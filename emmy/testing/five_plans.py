@@ -51,7 +51,7 @@ def norm_linear(m: int, n: int, k: int) -> Program:
     """RMSNorm over k with weight g, then a linear layer."""
     return Program(
         (("m", m), ("n", n), ("k", k)),
-        (Value("X", ("m", "k"), "f16"), Value("g", ("k",), "f16"), Value("W", ("n", "k"), "f16")),
+        (Value("X", ("m", "k"), "f16"), Value("g", ("k",), "f16", True), Value("W", ("n", "k"), "f16", True)),
         (
             Stage("ss", ("m",), parse("X[m,k] * X[m,k]"), _sum("k")),
             Stage("r", ("m",), parse(f"rsqrt(ss[m] / {k} + 0.000001)")),

@@ -101,7 +101,7 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",
     ),
     (norm_linear(21, 19, 18), "rtx4090", "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W) k0/split(m,grid,16)"),
-    (attention(2, 17, 24, 16), "h200", "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(k,serial,4)"),
+    (attention(2, 17, 24, 16), "h200", "k0/online(O) k0/pdl() k0/splitk(O,2) k0/split(h,grid,1) k0/split(k,serial,4)"),
     (two_outputs(18, 17, 20), "cpu-portable", "k0/cut(D) k0/cut(t) k0/split(m,core,16) k1/split(n,serial,5)"),
 )
 

@@ -18,15 +18,23 @@ from emmy.codegen.steps import (
     Barrier,
     BarWait,
     BlockSync,
+    Close,
     Commit,
     Compute,
     Copy,
+    FoldParts,
     For,
+    From,
     Gather,
+    LaunchWait,
+    LetNext,
+    Open,
     Outline,
     Settle,
     Share,
     Step,
+    Store,
+    StoreState,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -109,6 +117,28 @@ PLANS |= {
     ),
 }
 
+PROJECTION = matmul(50, 35, 72, "f16", "nk", ("bias", "residual")).program()
+PLANS |= {
+    "early cp_async": (PROJECTION, "h200", f"{TILES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) k0/pdl()"),
+    "early tma": (PROJECTION, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/persist(2) k0/pdl()"),
+    "early read ahead": (
+        AHEAD,
+        "h200",
+        f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH} k0/pdl()",
+    ),
+    "early producer": (
+        PROJECTION,
+        "h200",
+        f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl()",
+    ),
+    "early ping-pong": (SMALL, "h200", f"{PLANS['pingpong'][2]} k0/pdl()"),
+    "early split-K": (
+        PROJECTION,
+        "h200",
+        f"k0/splitk(C,2) {TILES} k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0/pdl() k1/pdl()",
+    ),
+}
+
 
 @cache
 def plan(name: str) -> Plan:
@@ -123,7 +153,7 @@ def outline(name: str, launch: str = "k0") -> Outline:
 def all_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
     for s in steps:
         yield s
-        if isinstance(s, For):
+        if isinstance(s, For | From):
             yield from all_steps(s.body)
 
 
@@ -143,6 +173,36 @@ def test_a_deep_cp_async_ring_waits_for_depth_less_two_groups_and_meets_once():
     assert ring.body == (
         WaitGroup(1), BlockSync(), Copy("A", 2), Copy("B", 2), Commit(), Compute("C"), Advance(("A", "B")),
     )  # fmt: skip
+
+
+def test_an_early_launch_fetches_constants_as_far_as_the_ring_reaches_then_waits_then_does_the_rest():
+    (role,) = outline("early cp_async").roles
+    assert role.steps[0] == LetNext()
+    assert [s for s in role.steps if isinstance(s, Copy | Commit | LaunchWait)] == [
+        Copy("B", 0), Copy("B", 1), LaunchWait(), Copy("A", 0), Commit(), Copy("A", 1), Commit(),
+    ]  # fmt: skip
+
+
+def test_a_producer_of_an_early_launch_makes_the_first_fills_of_constants_ahead_of_its_loop():
+    producer, consumer = outline("early producer").roles
+    at = producer.steps.index(LaunchWait())
+    assert [s for s in producer.steps[:at] if isinstance(s, Copy)] == [Copy("B", 0), Copy("B", 1)]
+    (ring,) = producer.steps[at + 1 :]
+    assert isinstance(ring, For) and [s for s in ring.body if isinstance(s, Copy)] == [Copy("A", 0)]
+    assert [(s.value, s.fill) for s in ring.body if isinstance(s, From)] == [("B", 2)]
+    assert consumer.steps.index(LaunchWait()) == consumer.steps.index(Close("C")) - 1
+
+
+def test_a_producer_that_walks_several_tiles_waits_before_its_first_fill():
+    producer = outline("early ping-pong").roles[0]
+    assert producer.steps[:2] == (LetNext(), LaunchWait())
+
+
+def test_both_launches_of_an_early_split_k_wait_for_those_before():
+    for launch in ("k0", "k1"):
+        (role,) = outline("early split-K", launch).roles
+        assert [s for s in role.steps if s == LaunchWait()] == [LaunchWait()]
+    assert role.steps[:4] == (LetNext(), LaunchWait(), Open("C"), FoldParts("C"))
 
 
 def test_one_slot_waits_for_everything_and_meets_twice():
@@ -245,11 +305,11 @@ def _edited(o: Outline, kind: type[Step], at: int, edit: Edit) -> Outline:
         nonlocal seen
         out: list[Step] = []
         for s in steps:
-            if isinstance(s, For):
-                out.append(replace(s, body=go(s.body)))
-            elif isinstance(s, kind):
+            if isinstance(s, kind):
                 seen += 1
                 out += edit(s) if seen == at else [s]
+            elif isinstance(s, For | From):
+                out.append(replace(s, body=go(s.body)))
             else:
                 out.append(s)
         return tuple(out)
@@ -299,6 +359,21 @@ def early_release() -> Iterator[Damaged]:
         yield Damaged(name, "release first", replace(o, roles=tuple(replace(r, steps=go(r.steps)) for r in o.roles)))
 
 
+def late_wait() -> Iterator[Damaged]:
+    """A role of an early launch waits for the launches before behind the first step that needs it, not before."""
+    touching = Copy | For | Compute | FoldParts | Store | StoreState
+    for name in PLANS:
+        for o in lower(plan(name)):
+            for i, r in enumerate(o.roles):
+                if LaunchWait() not in r.steps:
+                    continue
+                at = r.steps.index(LaunchWait())
+                behind = next(j for j in range(at, len(r.steps)) if isinstance(r.steps[j], touching)) + 1
+                steps = (*r.steps[:at], *r.steps[at + 1 : behind], LaunchWait(), *r.steps[behind:])
+                roles = (*o.roles[:i], replace(r, steps=steps), *o.roles[i + 1 :])
+                yield Damaged(name, f"{o.launch.name} {r.role.name}", replace(o, roles=roles))
+
+
 def flipped(b: Barrier) -> Barrier:
     return replace(b, first_parity=tuple(1 - p for p in b.first_parity))
 
@@ -332,6 +407,9 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     ),
     "sums not shared": lambda: each_step(Share, lambda s: []),
     "sums not gathered": lambda: each_step(Gather, lambda s: []),
+    "launches before not waited for": lambda: each_step(LaunchWait, lambda s: []),
+    "launches before waited for too late": late_wait,
+    "a fill made ahead made again": lambda: each_step(From, lambda s: [*s.body]),  # type: ignore[union-attr]
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip
@@ -339,11 +417,13 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
 # Damage that changes nothing, and why. Anything else must be noticed.
 HARMLESS = {
     # The producer waits for empty_A first, and both rings are released together once both were read.
+    ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     ("a wait dropped", "ping-pong filled once a tile", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # K and V are given back together once both were read, and the producer waits for K's slot first.
     ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
+    ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
     ("a group not committed", "norm_linear", "Commit() #0"),
     ("a group not committed", "cp_async beside ldg", "Commit() #0"),

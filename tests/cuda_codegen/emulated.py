@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emmy.api import with_pdl
 from emmy.codegen.build import SourceUnit, source
 from emmy.codegen.emulated import emulate_plan
 from emmy.codegen.emulator import SCHEDULES, EmuStats
@@ -55,6 +56,8 @@ def random_run(seed: int) -> Run:
     rows = f"m(1..{m})" if symbolic else str(m)
     op = f"matmul:{rows}x{n}x{k}:{dtype}" + (f":{','.join(options)}" if options else "")
     schedule = ScheduleSpace(parse_op(op), load_target(gpu)).sample(rng).key
+    if load_target(gpu).can("pdl") and random.Random(schedule).random() < 0.3:  # which no walk chooses by itself
+        schedule = with_pdl(op, schedule, gpu=gpu)
     sizes = (("m", rng.randint(1, m)),) if symbolic else ()
     return Run(op, gpu, schedule, sizes, rng.choice(("normal", "integer")), rng.randrange(len(SCHEDULES)))
 

@@ -104,3 +104,9 @@ def test_arithmetic_in_f32_is_well_within_the_tolerance_and_a_dropped_product_is
     assert op.error_norm({"C": encode(a @ b.T, dtype)}, x, "normal") < 0.75
     short = a[:, :-1] @ b[:, :-1].T
     assert op.error_norm({"C": encode(short, dtype)}, x, "normal") > 1
+
+
+def test_parameters_are_constant_and_what_may_have_been_computed_just_before_is_not():
+    p = parse_op("matmul:4x4x4:f16:nk,bias,scale,residual").program()
+    assert {v.name: v.constant for v in p.inputs} == {"A": False, "B": True, "bias": True, "scale": False, "R": False}
+    assert not p.is_constant("C")

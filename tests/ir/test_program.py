@@ -56,8 +56,8 @@ def test_it_prints_one_stage_a_line():
         [
             "program m=64 n=32 k=16",
             "  in  X[m,k] f16",
-            "  in  g[k] f16",
-            "  in  W[n,k] f16",
+            "  in  g[k] f16  constant",
+            "  in  W[n,k] f16  constant",
             "      ss[m] sum= X[m,k] * X[m,k]  over k",
             "      r[m] = rsqrt(ss[m] / 16 + 1e-06)",
             "      Xn[m,k] = X[m,k] * r[m] * g[k]",

@@ -58,7 +58,7 @@ def run(script: str, folder: Path, **more: str) -> str:
 def plan(kernels: str, lines: str = "") -> bytes:
     """A plan file of the lines between its first and its last; `kernels` is what the stand-in takes for a cubin."""
     cubin = kernels.encode()
-    return f"emmy-gpu-plan 1\n{lines}cubin {len(cubin)}\n".encode() + cubin
+    return f"emmy-gpu-plan 2\n{lines}cubin {len(cubin)}\n".encode() + cubin
 
 
 def matmul_plan(behaviour: str, m: int, n: int, k: int, us: float = 10.0) -> bytes:

@@ -205,10 +205,13 @@ CUresult cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, void *ad
   map[0] = (uint64_t)(uintptr_t)address;
   return box[1] > 256 ? INVALID : 0;
 }
-typedef struct { unsigned gx, gy, gz, bx, by, bz, smem; void *stream, *attributes; unsigned n_attributes; } Config;
+typedef struct { int id, pad; unsigned value[16]; } Attribute;
+typedef struct { unsigned gx, gy, gz, bx, by, bz, smem; void *stream; const Attribute *attributes; unsigned n_attributes; } Config;
 CUresult cuLaunchKernelEx(const Config *c, Function *f, void **parameters, void **extra) {
   note("launch %s grid %u %u %u block %u %u %u smem %u stream %p attributes %u", f->name, c->gx, c->gy, c->gz, c->bx, c->by, c->bz,
        c->smem, c->stream, c->n_attributes);
+  for (const Attribute *a = c->attributes; a < c->attributes + c->n_attributes; ++a)
+    note("with %d %u %u %u", a->id, a->value[0], a->value[1], a->value[2]);
   if (!strcmp(f->behaviour, "too_large")) return OUT_OF_RESOURCES;
   if (!strcmp(f->behaviour, "listed")) { /* shows what it is given: pointers by their place, then a size, as the test knows */
     note("given %llx %llx %d", *(u64 *)parameters[0], *(u64 *)parameters[1], *(int *)parameters[f->k]);

@@ -77,6 +77,20 @@ with LoadedPlan({str(tmp_path / "plan")!r}, "cuda") as plan:
     ]
 
 
+def test_a_launch_asks_for_its_cluster_and_to_begin_early(tmp_path: Path) -> None:
+    lines = "kernel k0 32 0 4\ncluster 2\nearly\nkernel k1 32 0 1\nearly\nkernel k2 32 0 8\ncluster 8\n"
+    (tmp_path / "plan").write_bytes(fake.plan("".join(f"k{i} nothing 0 0 0 1\n" for i in range(3)), lines))
+    fake.run(
+        LOADING + f'LoadedPlan({str(tmp_path / "plan")!r}, "cuda").run([])',
+        tmp_path,
+        FAKE_CUDA_LOG=str(tmp_path / "log"),
+    )
+    asked = [line for line in log(tmp_path) if line.startswith(("launch", "with"))]
+    assert [line.split()[1] if line.startswith("launch") else line for line in asked] == [
+        "k0", "with 4 2 1 1", "with 6 1 0 0", "k1", "with 6 1 0 0", "k2", "with 4 8 1 1",
+    ]  # fmt: skip
+
+
 def test_a_plan_computes_on_the_memory_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "plan").write_bytes(fake.matmul_plan("right", 3, 4, 5))
     out = fake.run(
@@ -149,16 +163,18 @@ for m in (0, 501):
 
 BROKEN = {
     b"": "another kind of file",
-    b"emmy-gpu-plan 2\n": "version is 2, this Emmy reads 1",
-    b"emmy-gpu-plan 1\n": "ends without a cubin",
-    b"emmy-gpu-plan 1\ncubin 7\nabc": "cubin is not of the size",
-    b"emmy-gpu-plan 1\nargument A 2 3 +\ncubin 0\n": "line 2 cannot be read",
-    b"emmy-gpu-plan 1\nargument A 2 $0\ncubin 0\n": "line 2 cannot be read",
-    b"emmy-gpu-plan 1\nargument A 2 99999999999999999999\ncubin 0\n": "a number is too large",
-    b"emmy-gpu-plan 1\npass A\ncubin 0\n": "line 2 cannot be read",
-    b"emmy-gpu-plan 1\nargument A 2 3\nkernel k0 1 0 1\nmap A f64 1 1 0 : 1 : 1\ncubin 0\n": "line 4 cannot be read",
-    b"emmy-gpu-plan 1\nkernel k0 1 0 1\nsize n\ncubin 0\n": "line 3 cannot be read",
-    b"emmy-gpu-plan 1\nhello\ncubin 0\n": "line 2 cannot be read",
+    b"emmy-gpu-plan 1\n": "version is 1, this Emmy reads 2",
+    b"emmy-gpu-plan 2\n": "ends without a cubin",
+    b"emmy-gpu-plan 2\ncubin 7\nabc": "cubin is not of the size",
+    b"emmy-gpu-plan 2\nargument A 2 3 +\ncubin 0\n": "line 2 cannot be read",
+    b"emmy-gpu-plan 2\nargument A 2 $0\ncubin 0\n": "line 2 cannot be read",
+    b"emmy-gpu-plan 2\nargument A 2 99999999999999999999\ncubin 0\n": "a number is too large",
+    b"emmy-gpu-plan 2\npass A\ncubin 0\n": "line 2 cannot be read",
+    b"emmy-gpu-plan 2\nargument A 2 3\nkernel k0 1 0 1\nmap A f64 1 1 0 : 1 : 1\ncubin 0\n": "line 4 cannot be read",
+    b"emmy-gpu-plan 2\nkernel k0 1 0 1\nsize n\ncubin 0\n": "line 3 cannot be read",
+    b"emmy-gpu-plan 2\nhello\ncubin 0\n": "line 2 cannot be read",
+    b"emmy-gpu-plan 2\nearly\ncubin 0\n": "line 2 cannot be read",
+    b"emmy-gpu-plan 2\nkernel k0 1 0 1\ncluster 0\ncubin 0\n": "line 3 cannot be read",
 }
 
 

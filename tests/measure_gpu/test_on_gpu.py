@@ -83,7 +83,7 @@ def builder(folder: Path, target: Target) -> Builder:
         cubin = compile_cubin(_KERNEL.replace("BODY", EXPECTED[name][0]), target.arch).data
         smem = 300000 if name == "too_much_memory" else 0
         lines = (
-            "emmy-gpu-plan 1\nargument A 4 297\nargument B 4 153\nargument C 4 561\n"
+            "emmy-gpu-plan 2\nargument A 4 297\nargument B 4 153\nargument C 4 561\n"
             f"kernel k0 32 {smem} 33\npass A\npass B\npass C\ncubin {len(cubin)}\n"
         )
         path = folder / f"{name}.plan"

@@ -38,7 +38,7 @@ def test_the_file_is_a_plan_and_the_facts_are_the_cubins(builder: RemoteBuilder)
     built = builder(GOOD)
     head, _, cubin = built.library.read_bytes().partition(b"\ncubin ")
     assert head.decode().splitlines() == [
-        "emmy-gpu-plan 1",
+        "emmy-gpu-plan 2",
         "argument A 2 4096",
         "argument B 2 4096",
         "argument C 2 4096",

@@ -32,7 +32,7 @@ def _load(nbytes: int, *, cached: bool) -> Helper:
         f"void {name}({c}* r, const void* p)",
         _LD if cached else f"{_LD}.global.nc (memory that no one writes while the kernel runs)",
         asm(f"{space}.{suffix} {_braced(0, n)}, [%{n}];", registers(f"={k}", "r", n), '"l"(p)', memory=cached),
-        f'emu::global_read(p, r, {nbytes}, "ld.global", site);',
+        f'emu::global_read(p, r, {nbytes}, "ld.global{"" if cached else ".nc"}", site);',
     )
 
 

@@ -7,6 +7,7 @@ from emmy.ir.moves.cut import Cut
 from emmy.ir.moves.fuse import Fuse
 from emmy.ir.moves.online import Online
 from emmy.ir.moves.operand import Operand
+from emmy.ir.moves.pdl import Pdl
 from emmy.ir.moves.pipeline import Pipeline
 from emmy.ir.moves.raster import Raster
 from emmy.ir.moves.roles import Persist, PingPong, Specialize
@@ -17,6 +18,7 @@ from emmy.ir.moves.store import StoreBlock
 from emmy.ir.moves.unroll import Unroll
 
 __all__ = [
-    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Move", "Online", "Open", "Operand", "Persist",
-    "PingPong", "Pipeline", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock", "Unroll",
+    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Move", "Online", "Open", "Operand", "Pdl",
+    "Persist", "PingPong", "Pipeline", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock",
+    "Unroll",
 ]  # fmt: skip

@@ -27,6 +27,8 @@ _MAX_DIM = 1 << 24
 class Matmul(Op):
     """C[m,n] = epilogue(sum over k of A[m,k] * B), row-major; A, B, C and epilogue inputs in `dtype`, sums in f32.
 
+    B and bias are parameters; A, residual and scale may have been computed just before.
+
     layout:   "kn" = B stored [k,n]; "nk" = B stored [n,k] (the weight of torch's linear)
     epilogue: applied left to right: bias (+ bias[n]), scale (* scale, one number), residual (+ R[m,n]), gelu_tanh, silu
     """
@@ -61,9 +63,9 @@ class Matmul(Op):
 
     def program(self) -> Program:
         b_axes = ("k", "n") if self.layout == "kn" else ("n", "k")
-        inputs = [Value("A", ("m", "k"), self.dtype), Value("B", b_axes, self.dtype)]
+        inputs = [Value("A", ("m", "k"), self.dtype), Value("B", b_axes, self.dtype, constant=True)]
         extra = {
-            "bias": Value("bias", ("n",), self.dtype),
+            "bias": Value("bias", ("n",), self.dtype, constant=True),
             "residual": Value("R", ("m", "n"), self.dtype),
             "scale": Value("scale", (), "f32"),
         }

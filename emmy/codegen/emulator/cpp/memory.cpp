@@ -89,6 +89,8 @@ void* global_at(const void* p, u32 bytes, bool store, const char* op) {
     const Clock& clock = run.now->clock;
     if (a.late && !clock.all.back())           // the last agent is the grid this one depends on
       fail("race", "%s: array %zu is written by the grid before this one, and griddepcontrol.wait does not come first", op, i);
+    if (a.late && !strcmp(op, "ld.global.nc")) // PTX ISA: ld.global.nc: memory that is read-only while the kernel runs
+      fail("race", "%s: array %zu may still be written by the grid before this one while the kernel runs", op, i);
     return const_cast<void*>(p);
   }
   fail("bounds", "%s: address %p is in no array of this launch", op, p);

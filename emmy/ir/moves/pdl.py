@@ -1,0 +1,58 @@
+"""pdl: a launch begins while the one before it in the stream still runs, and fetches parameters meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.plan import Plan
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Pdl(Move):
+    """pdl(): programmatic dependent launch. Blocks start as soon as those of the launch before leave room for them.
+
+    before:  k0 | launch gap | k1: fill A and B, compute, store
+    after:   k0 ...
+                k1: fill B, which is constant | k0 has ended | fill A, compute, store
+
+    The wait and what may come before it are derived from `Value.constant` (`emmy.codegen.sync`). The launch also lets the
+    next one begin, at its own start: that takes effect when all its blocks have begun, so that it never takes room from
+    them, and only for a launch that is early too (PTX ISA, Parallel Synchronization and Communication Instructions:
+    griddepcontrol).
+
+    Not searched. What it brings is a part of the gap *between* launches, so it depends on the neighbours: an op measured
+    alone, back to back with itself, would be credited with an overlap that the stock kernel beside it does not get, and
+    rows would no longer be times of the op. Whoever runs a chain adds it to finished schedules: `emmy.api.with_pdl`.
+    """
+
+    name: ClassVar[str] = "pdl"
+    phase: ClassVar[int] = 70
+    commutes: ClassVar[bool] = True
+    searched: ClassVar[bool] = False
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        for la in plan.launches:
+            move = cls(la.name, None)
+            if move.refuse(plan, target) is None:
+                yield Site(move)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        if not target.can("pdl"):
+            return (
+                f"{target.name} starts a launch when those before it have ended (griddepcontrol needs sm_90 or later)"
+            )
+        if plan.launch(self.launch).early:
+            return f"{self.launch} begins early already"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        return plan.with_launch(replace(plan.launch(self.launch), early=True))
