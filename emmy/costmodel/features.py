@@ -45,8 +45,8 @@ NAMES: tuple[str, ...] = (
     # flops a byte that passes a cache
     "intensity_near", "intensity_mid", "intensity_far", "sums_moved",
     # the innermost tile
-    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "is_direct", "atom_m", "atom_n", "vector_share",
-    "sums", "registers_of_limit", "loads_per_fma", "unroll", "log2_steps",
+    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "is_direct", "atom_m", "atom_n",
+    "vector_share", "sums", "registers_of_limit", "loads_per_fma", "unroll", "log2_steps",
     # padding
     "waste_m", "waste_n", "waste_k",
     # staging
