@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emmy.codegen.build import source
-from emmy.codegen.cubin import MATRIX, _branch_bytes, opcodes, read_cubin
+from emmy.codegen.cubin import MATRIX, LoopFacts, _branch_bytes, opcodes, read_cubin
 from emmy.codegen.nvrtc import Cubin, compile_cubin
 from emmy.errors import CompileError
 from emmy.ir.ops import parse_op
@@ -61,8 +62,8 @@ def test_the_main_loop_is_the_one_that_multiplies() -> None:
 
 @pytest.mark.parametrize("transport", ["tma", "cp_async"])
 @pytest.mark.parametrize("pipeline", ["", " k0.C/pipeline()"])
-def test_the_main_loop_may_hold_loops_that_wait_for_copies(transport: str, pipeline: str) -> None:
-    """A step of 64 along k of a warp's 64 x 32: 4 x 4 x 4 instructions; with tma, loops of a few that spin stand among them."""
+def test_the_main_loop_of_a_generated_kernel_is_its_step_along_k(transport: str, pipeline: str) -> None:
+    """A step of 64 along k of a warp's 64 x 32: 4 x 4 x 4 instructions. Loops that spin may lie in it or behind it."""
     schedule = (
         "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,64) k0/split(m,warp,64) k0/split(n,warp,32) "
         f"k0/stage(A,{transport},3) k0/stage(B,{transport},3) k0.C/atom(mma,16,8,16){pipeline}"
@@ -72,8 +73,19 @@ def test_the_main_loop_may_hold_loops_that_wait_for_copies(transport: str, pipel
     loop = facts.main_loop
     assert loop is not None
     assert (loop.count("HMMA"), loop.count("LDSM")) == (64, 24)
-    inside = [x for x in facts.loops if x is not loop and loop.first <= x.first and x.last <= loop.last]
-    assert bool(inside) == (transport == "tma") and all(x.count(*MATRIX) == 0 for x in inside)
+
+
+def test_the_main_loop_may_hold_loops_that_wait_for_copies() -> None:
+    """As ptxas lays out tma_ring: loops around mbarrier.try_wait inside the step, and branches from behind back into it."""
+    (facts,) = cubin("tma_ring", "sm_90a").kernels
+
+    def loop(first: int, last: int, hmma: int) -> LoopFacts:
+        return LoopFacts(first, last, 2 * (last - first), {"HMMA": hmma, "SYNCS": 2})
+
+    spin, step, tail, tiles = loop(208, 212, 0), loop(176, 356, 64), loop(199, 479, 64), loop(100, 600, 80)
+    assert replace(facts, loops=(tiles, step, tail, spin)).main_loop is step
+    assert replace(facts, loops=(loop(10, 90, 0), spin)).main_loop == loop(10, 90, 0)
+    assert replace(facts, loops=(loop(200, 300, 0), spin)).main_loop is spin
 
 
 def test_a_kernel_without_a_loop_has_no_main_loop() -> None:
