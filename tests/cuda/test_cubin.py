@@ -76,7 +76,7 @@ def test_the_main_loop_of_a_generated_kernel_is_its_step_along_k(transport: str,
 
 
 def test_the_main_loop_may_hold_loops_that_wait_for_copies() -> None:
-    """As ptxas lays out tma_ring: loops around mbarrier.try_wait inside the step, and branches from behind back into it."""
+    """As ptxas laid out a ring of tma: loops around mbarrier.try_wait inside the step, and branches from behind back into it."""
     (facts,) = cubin("tma_ring", "sm_90a").kernels
 
     def loop(first: int, last: int, hmma: int) -> LoopFacts:
