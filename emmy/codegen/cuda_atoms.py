@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from emmy.codegen.cuda_cluster import Exchanged, exchanged
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_values import Spread, States
@@ -69,6 +70,7 @@ class Contraction(Fold):
     mt: int
     nt: int
     kt: int
+    exchange: Exchanged | None  # with the other blocks of a cluster
 
     @property
     def sums(self) -> str:
@@ -86,11 +88,18 @@ class Contraction(Fold):
         """All but the last `pending` pieces that `compute` began are done."""
         raise self.w.cannot(f"{self.atom.name} is done when it ends: {self.stage.out} has nothing to settle")
 
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.exchange is not None
+
     def share(self) -> tuple[Stmt, ...]:
-        raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {self.stage.out}")
+        if self.exchange is None:
+            raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {self.stage.out}")
+        return (*self.close(), *self.exchange.give(*self.spread()))
 
     def gathered(self) -> States:
-        raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {self.stage.out}")
+        assert self.exchange is not None
+        return self.exchange.take()
 
     def _now(self, ahead: int = 0) -> tuple[tuple[Stmt, ...], Whole, Whole]:
         """(statements, first byte of A's slot of the fill `ahead`, of B's)."""
@@ -400,4 +409,4 @@ def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> 
     if steps[k] != atom.k and size[k] % atom.k:
         raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
     mt, nt, kt = (size[a] // steps[a] for a in (m, n, k))
-    return kinds[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt)
+    return kinds[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt, exchanged(w, stage))

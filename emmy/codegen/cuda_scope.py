@@ -26,7 +26,7 @@ from emmy.codegen.kernel import (
 from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, multiple
+from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, cluster_size, multiple
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -193,6 +193,15 @@ class Walk:
     def warp(self) -> Whole:
         return WARP_INDEX if self.threads > WARP else Int(0)
 
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return cluster_size(self.plan, self.nest)
+
+    def rank(self) -> Whole:
+        """The block's number in its cluster."""
+        return rest(BLOCK, Int(self.cluster)) if self.cluster > 1 else Int(0)
+
     def group(self) -> Whole:
         """The warpgroup's number among those that compute."""
         return self.let("group", over(self.warp(), Int(GROUP))) if self.threads > GROUP * WARP else Int(0)
@@ -243,11 +252,15 @@ class Walk:
         """The block's number along each loop; the last loop moves fastest."""
         left: Whole = self.block
         out: list[Whole] = []
-        group = self.launch.tile.order.group
-        if group > 1:
-            rows, columns = counts[-2:]
+        tile = self.launch.tile
+        apart = tile.n_tile_loops
+        for n in reversed(counts[apart:]):  # neighbouring blocks are a cluster
+            out.insert(0, rest(left, n))
+            left = over(left, n)
+        if tile.order.group > 1:
+            rows, columns = counts[apart - 2 : apart]
             tiles = times(rows, columns)
-            out = self._grouped(rest(left, tiles) if len(counts) > 2 else left, rows, columns, group)
+            out = self._grouped(rest(left, tiles) if apart > 2 else left, rows, columns, tile.order.group) + out
             left = over(left, tiles)
         for n in reversed(counts[: len(counts) - len(out)]):
             last = len(out) + 1 == len(counts)

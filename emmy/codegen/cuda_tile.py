@@ -52,6 +52,7 @@ from emmy.codegen.steps import (
     BarWait,
     BlockSync,
     Close,
+    ClusterSync,
     Commit,
     Compute,
     Copy,
@@ -123,6 +124,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         blocks_together(w),
         w.smem_bytes,
         body,
+        cluster=w.cluster,
         early=outline.launch.early,
     )
 
@@ -208,6 +210,8 @@ class _Expand:
                 return self.rings.wait_group(pending)
             case BlockSync():
                 return (Do("emmy_syncthreads"),)
+            case ClusterSync():
+                return Do("emmy_cluster_arrive"), Do("emmy_cluster_wait")
             case BarWait(name, value, ahead):
                 return self.rings.wait(name, self.w.rings[value], ahead)
             case BarArrive(name, value, count, ahead):
@@ -308,12 +312,13 @@ class _Expand:
         if not stage.axes:
             raise w.cannot(f"{stage.out} is one number; a GPU deals elements along axes")
         sizes = [w.scope[a].size for a in stage.axes]
-        width = chain.width(stage.axes, gcd(_WIDEST, sizes[-1])) if fold is None else 1
+        width = chain.width(stage.axes, gcd(_WIDEST, sizes[-1])) if fold is None or w.cluster > 1 else 1
         counts = [*sizes[:-1], sizes[-1] // width]
         vectors = prod(counts)
-        passes = -(-vectors // w.threads)
+        agents = w.threads * w.cluster
+        passes = -(-vectors // agents)
         it = counter("it", passes)
-        number: Whole = plus(THREAD, times(it, Int(w.threads))) if passes > 1 else THREAD
+        number = plus(times(w.rank(), Int(w.threads)), THREAD, times(it, Int(agents)))
         spot: dict[str, Whole] = {}
         left = number
         for a, n in reversed(list(zip(stage.axes, counts, strict=True))):
@@ -321,7 +326,7 @@ class _Expand:
             inside = left if outermost else rest(left, Int(n))
             spot[a] = plus(w.scope[a].lo, times(inside, Int(width)) if a == stage.axes[-1] else inside)
             left = over(left, Int(n))
-        exists = below(number, Int(vectors)) if vectors % w.threads else Int(1)
+        exists = below(number, Int(vectors)) if vectors % agents else Int(1)
         spread = Spread(stage.axes, (), (("it", passes),), spot, width, exists)
         if fold is None and isinstance(chain.steps[0], Close):
             space = w.plan.workspace(stage.out)

@@ -23,6 +23,7 @@ from emmy.codegen.steps import (
     BarWait,
     BlockSync,
     Close,
+    ClusterSync,
     Commit,
     Compute,
     Copy,
@@ -51,7 +52,7 @@ from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block, Named
-from emmy.ir.gpu import SIDE, sharers
+from emmy.ir.gpu import SIDE, cluster_size, sharers
 from emmy.ir.plan import Channel, Plan
 from emmy.ir.program import Stage
 
@@ -81,8 +82,13 @@ def execute(
                 memory[f"{w.value}@{c}@{part}"] = _blank(c, axes, env, np.nan)
     for outline in lower(plan):
         outline = damage(outline) if damage else outline
-        for worker, tiles in enumerate(_deal(outline, env)):
-            _Cta(outline, memory, tiles, env).run(random.Random(f"{seed}.{worker}"))
+        dealt, size = _deal(outline, env), cluster_size(plan, outline.launch.tile.nest)
+        for first in range(0, len(dealt), size):
+            cluster = _Cluster(size, size * sum(bool(r.role.works) for r in outline.roles))
+            ctas = [
+                _Cta(outline, memory, tiles, env, cluster, i) for i, tiles in enumerate(dealt[first : first + size])
+            ]
+            _run(ctas, random.Random(f"{seed}.{first // size}"))
     return {o: memory[o].data for o in plan.program.outputs}
 
 
@@ -149,6 +155,28 @@ class _Shares:
 
 
 @dataclass(slots=True)
+class _Cluster:
+    """Blocks that see each other's memory: what they left there for one another, and how many agents have met."""
+
+    size: int
+    agents: int
+    sums: dict[tuple[str, int], tuple[int, dict[str, Block]]] = field(
+        default_factory=dict
+    )  # (stage, rank) -> (meeting, sums)
+    gone: set[int] = field(default_factory=set)  # ranks
+    meeting: int = 0
+    met: int = 0
+
+    def meet(self) -> Iterator[bool]:
+        here = self.meeting
+        self.met += 1
+        if self.met == self.agents:
+            self.met, self.meeting = 0, here + 1
+        while self.meeting == here:
+            yield True
+
+
+@dataclass(slots=True)
 class _Cta:
     """One block of a launch: its slots, barriers and roles."""
 
@@ -156,27 +184,34 @@ class _Cta:
     memory: dict[str, Block]
     tiles: list[Env]
     whole: Env
+    cluster: _Cluster
+    rank: int
     slots: dict[str, list[_Slot]] = field(default_factory=dict)
     bars: dict[str, list[_Bar]] = field(default_factory=dict)
     shares: dict[tuple[str, tuple[int, ...]], _Shares] = field(default_factory=dict)
 
-    def run(self, rng: random.Random) -> None:
-        """All roles to their end. Who goes on is drawn at each step; how often it changes is drawn once."""
+    def agents(self) -> Iterator[Iterator[bool]]:
+        """Its roles, ready to begin."""
         t = self.outline.launch.tile
         self.slots = {c.value: [_Slot() for _ in range(c.depth)] for c in t.channels}
         self.bars = {b.name: [_Bar(b) for _ in range(b.slots)] for b in self.outline.barriers}
-        live = [_Agent(self, r).run() for r in self.outline.roles]
-        idle, agent, steadiness = 0, live[0], rng.choice((0.0, 0.5, 0.9, 0.99))
-        while live:
-            if idle or agent not in live or rng.random() >= steadiness:
-                agent = rng.choice(live)
-            try:
-                idle = idle + 1 if next(agent) else 0
-            except StopIteration:
-                live.remove(agent)
-                idle = 0
-            if idle > _PATIENCE:
-                raise Deadlock(f"{self.outline.launch.name}: {len(live)} roles wait and none can go on")
+        return (_Agent(self, r).run() for r in self.outline.roles)
+
+
+def _run(ctas: list[_Cta], rng: random.Random) -> None:
+    """All roles of a cluster's blocks to their end. Who goes on is drawn at each step; how often it changes is drawn once."""
+    live = [agent for cta in ctas for agent in cta.agents()]
+    idle, agent, steadiness = 0, live[0], rng.choice((0.0, 0.5, 0.9, 0.99))
+    while live:
+        if idle or agent not in live or rng.random() >= steadiness:
+            agent = rng.choice(live)
+        try:
+            idle = idle + 1 if next(agent) else 0
+        except StopIteration:
+            live.remove(agent)
+            idle = 0
+        if idle > _PATIENCE:
+            raise Deadlock(f"{ctas[0].outline.launch.name}: {len(live)} roles wait and none can go on")
 
 
 @dataclass(slots=True)
@@ -229,6 +264,8 @@ class _Agent:
                     raise Race(f"{self.role.role.name} ends a tile with {len(self.groups)} groups of copies under way")
             else:
                 self.skip(self.role.steps)
+        if self.role.role.works:
+            self.cta.cluster.gone.add(self.cta.rank)
 
     def skip(self, steps: tuple[Step, ...]) -> None:
         """A tile of another dealt role: walked only to count its fills."""
@@ -295,6 +332,8 @@ class _Agent:
                         slot.landed = True
             case BlockSync():
                 self.meet()
+            case ClusterSync():
+                yield from self.cta.cluster.meet()
             case BarWait(b, x, ahead):
                 if ahead < self.left(x):
                     yield from self.wait(b, self.position[x] + ahead)
@@ -536,12 +575,20 @@ class _Agent:
         return name, tuple(j for at, j in self.side.items() if nest[at].axis not in s.folded)
 
     def share(self, name: str) -> None:
+        cluster = self.cta.cluster
+        if cluster.size > 1:
+            self.finished(name)
+            cluster.sums[name, self.cta.rank] = (cluster.meeting, self.accumulators(name))
+            return
         at = self.others(name)
         if at in self.cta.shares and self.cta.shares[at].read:
             raise Race(f"{self.role.role.name} shares {name} anew before all have gathered the last tile's")
         self.cta.shares[at] = _Shares(self.shares.pop(name, {}))
 
     def gather(self, name: str) -> None:
+        if self.cta.cluster.size > 1:
+            self.take(name)
+            return
         shares = self.cta.shares.get(self.others(name))
         if shares is None or not shares.visible:
             raise Race(f"{self.role.role.name} gathers {name} before all agents have met")
@@ -549,6 +596,23 @@ class _Agent:
         for agent in sorted(shares.of):
             new = {c: Named(b.axes, b.data) for c, b in shares.of[agent].items()}
             self.join(name, self.accumulators(name), self.env, new)
+
+    def take(self, name: str) -> None:
+        """The sums of all blocks of the cluster, for this block's part of the elements: from here on its piece of the axis."""
+        cluster, axis = self.cta.cluster, self.stage(name).axes[0]
+        lo, hi = self.env[axis]
+        part = -(-(hi - lo) // cluster.size)
+        first = min(hi, lo + self.cta.rank * part)
+        self.env[axis] = (first, min(hi, first + part))
+        self.open(name)
+        for rank in range(cluster.size):
+            meeting, sums = cluster.sums.get((name, rank), (cluster.meeting, {}))
+            if meeting == cluster.meeting:
+                raise Race(f"{self.role.role.name} takes {name} of block {rank} of its cluster before all have met")
+            if rank in cluster.gone:
+                raise Race(f"{self.role.role.name} takes {name} of block {rank} of its cluster, which has ended")
+            yielded = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in sums.items()}
+            self.join(name, self.accumulators(name), self.env, yielded)
 
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
         self.join(name, self.mine(name), env, new)

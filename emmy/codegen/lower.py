@@ -8,7 +8,7 @@ from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
-from emmy.ir.gpu import SIDE, sharers, warps
+from emmy.ir.gpu import SIDE, cluster_size, sharers, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
 
@@ -95,7 +95,8 @@ class _Walk:
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
         top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
-        steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom), self.role)
+        end = sync.end_of_tile(self.launch, self.role)
+        steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
         return sync.after_launch_wait(self.plan, self.launch, self.sync, steps) if self.launch.early else steps
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
@@ -161,6 +162,8 @@ class _Walk:
         t, shared = self.launch.tile, tuple[Step, ...]()
         if not w.combine and sharers(self.plan, t.nest, self.plan.program.stage(w.stage)) > 1:
             shared = sync.gathered(w.stage, again=bool(self.in_time) or t.order.kind != "static")
+        if not w.combine and cluster_size(self.plan, t.nest) > 1:
+            shared = sync.exchanged(w.stage)
         if self.plan.workspace(w.stage) and not w.combine:
             return (*shared, StoreState(w.stage))
         return (*shared, Close(w.stage), *self.store(w))

@@ -86,6 +86,11 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSync:
+    """Every agent that computes, of every block of the cluster, meets every other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Accumulators become the stage's value, kept in the tile."""
 
@@ -200,6 +205,7 @@ Step = (
     | FoldParts
     | Share
     | Gather
+    | ClusterSync
     | Close
     | StoreState
     | Store
@@ -304,6 +310,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}commit group")
             case WaitGroup(n):
                 out.append(f"{pad}wait until {n} groups are pending")
+            case ClusterSync():
+                out.append(f"{pad}cluster sync")
             case BlockSync():
                 out.append(f"{pad}block sync")
             case BarWait(b, x, ahead):

@@ -15,6 +15,8 @@ Rules, each from the facts of a channel:
   the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
 - agents that fold shares of one element meet between giving their sums and taking them; where a block does so several
   times, in a loop or for several tiles, they meet before too, so that all have taken the last.
+- blocks of a cluster that fold shares of one element meet between giving their sums and taking them, and before they end,
+  for their memory is gone with them.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
 - early launches: fills of constants that stand before the first access of anything else come first, then the wait for
@@ -35,6 +37,7 @@ from emmy.codegen.steps import (
     BarWait,
     BlockSync,
     Close,
+    ClusterSync,
     Commit,
     Compute,
     Copy,
@@ -241,6 +244,17 @@ def _grouped_top(grouped: list[Channel]) -> list[Step]:
     if pending >= 0:
         return [WaitGroup(pending), BlockSync(), *refills, Commit()]
     return [*refills, Commit(), WaitGroup(0), BlockSync()]
+
+
+def exchanged(stage: str) -> tuple[Step, ...]:
+    """Sums of the blocks of a cluster become one, of which each block takes its elements."""
+    return Share(stage), ClusterSync(), Gather(stage)
+
+
+def end_of_tile(launch: Launch, role: Role) -> tuple[Step, ...]:
+    """No block of a cluster leaves while another reads its memory; roles that only fill do not matter."""
+    clustered = any(x.level == "cluster" for x in launch.tile.nest)
+    return (ClusterSync(),) if clustered and role.works else ()
 
 
 def gathered(stage: str, again: bool) -> tuple[Step, ...]:

@@ -46,6 +46,26 @@ def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
     return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level in SIDE and x.axis in stage.folded)
 
 
+def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:
+    """Blocks of a cluster: each folds another share of an axis."""
+    return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "cluster")
+
+
+def exchange_pitch(columns: int) -> int:
+    """Words from one row of sums that blocks of a cluster exchange to the next: rows of a fragment meet in other banks."""
+    return columns + (8 - columns) % WARP
+
+
+def exchange_bytes(plan: Plan, tile: Tile) -> int:
+    """Bytes that a block's sums take, where blocks of a cluster exchange them."""
+    if cluster_size(plan, tile.nest) == 1:
+        return 0
+    s = next(s for w in tile.works if (s := plan.program.stage(w.stage)).reduces)
+    inside = tile.nest[: tile.n_block_loops]
+    rows, columns = (plan.extent(inside, a) for a in s.axes[-2:])
+    return 4 * rows * exchange_pitch(columns)
+
+
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     """Bytes of the widest transfer that every row of a value and every piece of its contiguous axis allows: 16, 8, 4, 2.
 

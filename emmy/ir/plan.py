@@ -16,7 +16,8 @@ from emmy.ir.program import Dim, Program, Stage, upper
 
 Level = str  # a level of the target: grid, warpgroup, warp, lane, reg, serial; on a CPU core, serial, reg
 Space = Literal["smem", "dsmem", "reg", "pack"]
-BLOCK_LEVELS = ("grid", "core")  # loops whose iterations are blocks of the launch; they stand first in the nest
+# Loops whose iterations are blocks of the launch; they stand first in the nest. Those of a cluster see each other's memory.
+BLOCK_LEVELS = ("grid", "core", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,11 @@ class Tile:
     def is_plain(self) -> bool:
         """True until a tile-level move has changed the tile: only its works are said."""
         return self == Tile(tuple(Work(w.stage, w.combine) for w in self.works))
+
+    @property
+    def n_tile_loops(self) -> int:
+        """How many leading loops of the nest tell tiles apart: those over blocks, without those inside a cluster."""
+        return sum(x.level in BLOCK_LEVELS and x.level != "cluster" for x in self.nest)
 
     @property
     def n_block_loops(self) -> int:
@@ -287,6 +293,8 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
         for w in t.works:
             s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
             leaves = leaves_state or plan.stored(s, launch)
+            if x.level == "cluster" and not leaves_state:
+                continue  # its blocks add up their sums, and each finishes other elements
             if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
                 return (
                     f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
@@ -363,7 +371,7 @@ def _show_launch(plan: Plan, la: Launch) -> list[str]:
     head = " ".join(f"{x.axis}:{n}" for x, n in zip(t.nest, counts, strict=False))
     order = "" if t.order.kind == "static" else f", {t.order.kind}({t.order.workers})"
     after = f", after {','.join(la.depends_on)}" if la.depends_on else ""
-    raster = f", in groups of {t.order.group} along {t.nest[blocks - 2].axis}" if t.order.group > 1 else ""
+    raster = f", in groups of {t.order.group} along {t.nest[t.n_tile_loops - 2].axis}" if t.order.group > 1 else ""
     early = ", early" if la.early else ""
     note = f"  # {total} block{'s' * (total > 1)}{order}{raster}{after}{early}"
     out = [f"  {la.name}: {level} {head}".rstrip() + note]

@@ -78,6 +78,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(2,40,232) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
     (
+        parse_op("matmul:40x24x88:f16:nk,bias,residual").program(),
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,cluster,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
+        "k0/split(n,warpgroup,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0.C/atom(wgmma,64,16,16)",
+    ),
+    (
         parse_op("matmul:64x32x48:f16:nk").program(),
         "rtx4090",
         "k0/split(m,grid,32) k0/split(k,serial,16) k0/stage(A,cp_async,3) k0/stage(B,ldg,1) k0/split(m,warp,16) "

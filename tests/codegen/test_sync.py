@@ -18,6 +18,7 @@ from emmy.codegen.steps import (
     Barrier,
     BarWait,
     BlockSync,
+    ClusterSync,
     Close,
     Commit,
     Compute,
@@ -98,6 +99,17 @@ PLANS |= {
         "h200",
         "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
         "k0/stage(A,tma,3) k0/stage(B,tma,3) k0/specialize(2,40,232) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
+    ),
+    "clusters": (
+        AHEAD,
+        "h200",
+        "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,cluster,96) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2)",
+    ),
+    "clusters with a producer": (
+        AHEAD,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,cluster,96) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
+        "k0/split(n,warpgroup,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0.C/atom(wgmma,64,16,16)",
     ),
     "deferred, one slot": (
         SMALL,
@@ -410,6 +422,7 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "launches before not waited for": lambda: each_step(LaunchWait, lambda s: []),
     "launches before waited for too late": late_wait,
     "a fill made ahead made again": lambda: each_step(From, lambda s: [*s.body]),  # type: ignore[union-attr]
+    "a cluster sync dropped": lambda: each_step(ClusterSync, lambda s: []),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip

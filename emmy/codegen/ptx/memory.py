@@ -94,7 +94,7 @@ def _shared(nbytes: int) -> tuple[Helper, Helper]:
     )
 
 
-def _cluster(nbytes: int) -> tuple[Helper, Helper]:
+def _cluster(nbytes: int) -> tuple[Helper, ...]:
     _, k, n, suffix = _types(nbytes)
     return (
         Helper(
@@ -122,6 +122,15 @@ def _cluster(nbytes: int) -> tuple[Helper, Helper]:
             ),
             f'emu::shared_write(address, r, {nbytes}, "st.shared::cluster", site);',
             HOPPER,
+        ),
+        Helper(
+            f"ld_rank_b{8 * nbytes}",
+            f"void ld_rank_b{8 * nbytes}(u32* r, u32 address, u32 rank)",
+            f"{_LD}.shared::cluster, of the block of that cluster rank",
+            f"emmy_ld_cluster_b{8 * nbytes}(r, emmy_mapa(address, rank));",
+            f'emu::shared_read(emu::cluster_address(address, rank), r, {nbytes}, "ld.shared::cluster", site);',
+            HOPPER,
+            uses=(f"ld_cluster_b{8 * nbytes}", "mapa"),
         ),
     )
 

@@ -21,6 +21,7 @@ _MOST_REGISTERS = 232  # of a thread for sums and operands, of 255
 _ROWS = (16, 32, 64, 128, 192, 256)
 _COLUMNS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 240, 256)
 _FOLDED = (16, 32, 64, 128)
+_PARTS, _SHARE = (2, 4, 8), 64  # blocks of a cluster that share the folded axis; what their shares are multiples of
 _WARPS = (1, 2, 4, 8)
 _GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
 _GROUP_ROWS = 64
@@ -96,7 +97,11 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         steps = tuple(
             x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
         )
-        return (Missing(la.name, k, "serial", steps),)
+        found = (Missing(la.name, k, "serial", steps),)
+        if shared or not target.can("cluster") or atom != "mma" or any(a.axis == k for a in la.tile.nest):
+            return found
+        shares = tuple(sorted({-(-size[k] // parts // _SHARE) * _SHARE for parts in _PARTS}))
+        return (*found, Missing(la.name, k, "cluster", tuple(x for x in shares if x < size[k])))
     return _agents(plan, la, s, atom, grouped)
 
 

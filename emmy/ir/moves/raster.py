@@ -48,7 +48,7 @@ class Raster(Move):
             return f"{target.name} takes tiles in the order of its loops"
         if t.order.group > 1:
             return f"tiles of {self.launch} come in groups of {t.order.group} already"
-        blocks = t.n_block_loops
+        blocks = t.n_tile_loops
         if blocks < 2 or t.nest[blocks - 2].axis == t.nest[blocks - 1].axis:
             return f"{self.launch} has {blocks} loops over blocks: two over different axes are needed last"
         rows, columns = plan.count(t.nest, blocks - 2), plan.count(t.nest, blocks - 1)

@@ -135,6 +135,8 @@ class Persist(Move):
         la = plan.launch(self.launch)
         if la.tile.order.kind != "static":
             return f"{self.launch} is {la.tile.order.kind} already, with {la.tile.order.workers} workers"
+        if any(x.level == "cluster" for x in la.tile.nest):
+            return f"blocks of {self.launch} form clusters, which exchange sums of one tile: they do not walk tiles"
         if la.tile.n_block_loops == 0 or target.is_cpu:
             return f"{self.launch} has {la.tile.n_block_loops} loops over blocks on {target.name}: nothing to walk persistently"
         if isinstance(self.workers, int) and self.workers < 1:

@@ -21,6 +21,7 @@ from emmy.ir.moves.base import (
 )
 from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops, refuse_own_loop
+from emmy.ir.program import SUM
 from emmy.ir.target import Target
 
 _LEAST_TILE = 64  # of a GPU: an axis may be shorter
@@ -36,7 +37,7 @@ class Split(Move):
                C[m,n] sum= ...                   C[m,n] sum= ...
 
     With a work (k0.S/split(...)) the loop belongs to that work alone. Loops over blocks come first, and only over axes
-    that no work of the launch folds (splitk does that).
+    that no work of the launch folds (splitk does that). Those of a cluster share a folded axis: they exchange their sums.
     """
 
     axis: str
@@ -85,7 +86,7 @@ class Split(Move):
         if cut and size % self.step and not target.is_cpu:
             return f"pieces of {self.step} do not fill the {size} of {self.axis} around them: {target.name} needs a divisor"
         width = next(x.width for x in target.levels if x.name == self.level)
-        if not width or self.level in BLOCK_LEVELS:
+        if not width or self.level in ("grid", "core"):
             return None
         agents = -(-size // self.step)
         for i, x in enumerate(nest):
@@ -115,6 +116,8 @@ class Split(Move):
                 )
             if la.tile.channels:
                 return f"{self.level} loops come first, {self.launch} already has {len(la.tile.channels)} staged values"
+            if self.level == "cluster":
+                return self._refuse_cluster(plan, la)
             folding = [
                 w.stage for w in la.tile.works if not w.combine and self.axis in plan.program.stage(w.stage).folded
             ]
@@ -122,6 +125,19 @@ class Split(Move):
                 return f"blocks cannot share {self.axis}, which {folding[0]} folds: splitk({folding[0]},parts) leaves partial states"
         loop = Loop(self.axis, self.level, 1)
         return refuse_loops(plan, replace(la, tile=replace(la.tile, nest=(*la.tile.nest, loop))))
+
+    def _refuse_cluster(self, plan: Plan, la: Launch) -> str | None:
+        """Why blocks of a cluster cannot share the axis: they fold it, and what follows is made of the sum, element by element."""
+        p = plan.program
+        first, *others = (p.stage(w.stage) for w in la.tile.works)
+        if la.tile.works[0].combine or self.axis not in first.folded or len(first.axes) != 2:
+            return f"blocks of a cluster share an axis that {first.out} folds into a matrix, {self.axis} is none"
+        if any(x.axis == self.axis for x in la.tile.nest):
+            return f"blocks share {self.axis} already: a cluster instead of splitk, not beside it"
+        if first.monoid != SUM:
+            return f"{first.out} is not a sum: blocks of a cluster add"
+        odd = next((s.out for s in others if s.reduces or s.axes != first.axes), None)
+        return f"{odd} is not made of {first.out} element by element: cut it off" if odd else None
 
     def _refuse_own_loop(self, plan: Plan, w: Work) -> str | None:
         if self.level in BLOCK_LEVELS:

@@ -55,6 +55,8 @@ class StoreBlock(Move):
             return f"{self.launch} stores {', '.join(leaving) or 'partial sums only'}, not {self.value}"
         if self.transport != "tma" or not target.can("tma"):
             return f"{target.name} cannot store by {self.transport}; tma, on sm_90 and sm_120, can"
+        if any(x.level == "cluster" for x in la.tile.nest):
+            return f"blocks of a cluster share out the elements of {self.value}: no warp has rows of it"
         if la.tile.placement(self.value):
             return f"{self.value} is placed in shared memory already"
         return self._refuse_atom(plan, la) or self._refuse_rows(plan, la) or self._refuse_memory(plan, la, target)
