@@ -19,9 +19,10 @@ Rules, each from the facts of a channel:
   for their memory is gone with them.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
-- early launches: fills of constants that stand before the first access of anything else come first, then the wait for
-  the launches before, then all the rest; every role waits. The next launch may begin at once: its blocks find room only
-  when all of this one's have begun (PTX ISA: griddepcontrol.launch_dependents), so they cannot take it from them.
+- early launches: constants share no barrier with what is not. Fills of constants that stand before the first access of
+  anything else come first, then the wait for the launches before, then all the rest; every role waits. The next launch
+  may begin at once: its blocks find room only when all of this one's have begun (PTX ISA:
+  griddepcontrol.launch_dependents), so they cannot take it from them.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 

@@ -437,6 +437,8 @@ HARMLESS = {
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
+    # Constants of an early launch have barriers of their own; their slots are given back together with A's.
+    ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
     ("a group not committed", "norm_linear", "Commit() #0"),
     ("a group not committed", "cp_async beside ldg", "Commit() #0"),

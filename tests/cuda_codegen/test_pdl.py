@@ -34,6 +34,7 @@ CASES = {
     "tma read ahead": (OP, f"{TILE} k0/stage(A,tma,2) k0/stage(B,tma,2) {MMA} k0.C/pipeline()"),
     "ldg": (OP, f"{TILE} k0/stage(A,ldg,2) k0/stage(B,ldg,2) {MMA}"),
     "one slot": (OP, f"{TILE} k0/stage(A,ldg,1) k0/stage(B,ldg,1) {MMA}"),
+    "stored by the copy engine": (OP, f"{TILE} k0/stage(A,tma,3) k0/stage(B,tma,3) {MMA} k0/store(Y,tma)"),
     "resident blocks": (OP, f"{TILE} k0/stage(A,tma,3) k0/stage(B,tma,3) k0/persist(2) {MMA}"),
     "deferred": (OP, f"{GROUP} k0/stage(A,tma,3) k0/stage(B,tma,3) {WGMMA}"),
     "producer": (OP, f"{GROUP} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/specialize(1,0,0) {WGMMA}"),
@@ -135,6 +136,13 @@ def test_a_second_launch_that_reads_what_the_first_left_without_waiting_is_caugh
     assert at > u.text.index(" k1(")
     with pytest.raises(EmuError, match=r"griddepcontrol\.wait does not come first"):
         run(replace(u, text=u.text[:at] + u.text[at:].replace("  emmy_pdl_wait();\n", "")), "split-K")
+
+
+def test_a_store_by_the_copy_engine_that_does_not_wait_is_caught():
+    u, inputs = early("stored by the copy engine"), parse_op(OP).program().inputs
+    alone = replace(u.plan, program=replace(u.plan.program, inputs=tuple(replace(v, constant=True) for v in inputs)))
+    with pytest.raises(EmuError, match=r"TMA store: array \d is written by the grid before this one"):
+        run(replace(u, plan=alone, text=u.text.replace("emmy_pdl_wait();", "")), "stored by the copy engine")
 
 
 def test_a_read_only_load_of_what_may_still_be_written_is_caught():

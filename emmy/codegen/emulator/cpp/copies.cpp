@@ -92,6 +92,11 @@ static void check_box(const Map& m, u32 address, const char* op) {
   if (own(address) % align) fail("alignment", "%s: shared address %u is not a multiple of %u, which %s needs", op, own(address), align, m.swizzle_bytes ? "its swizzle" : "a bulk copy");
 }
 
+// When it is asked for, not when it happens: whether the array may be touched yet.
+static void check_array(const Map& m, bool store, const char* op) {
+  for (const Array& a : run.arrays) if (m.base >= a.mapping && m.base < a.mapping + a.mapping_bytes) global_at(m.base, 2, store, op);
+}
+
 // ---- bulk loads
 static void send(Block& to_block, u32 to, u32 bar, u32 bytes, Flight f, const char* op, u32 line) {
   Thread& me = *run.now;
@@ -122,7 +127,7 @@ void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 ran
   const Map& m = read(*map);
   check_map(m, rank, op);
   check_box(m, to, op);
-  for (const Array& a : run.arrays) if (m.base >= a.mapping && m.base < a.mapping + a.mapping_bytes) global_at(m.base, 2, false, op);
+  check_array(m, false, op);
   Flight f{};
   f.tensor = true;
   f.map = *map;
@@ -200,6 +205,7 @@ void tma_store(const emmy_tensormap* map, u32 from, const int* at, u32 rank, con
   const Map& m = read(*map);
   check_map(m, rank, "TMA store");
   check_box(m, from, "TMA store");
+  check_array(m, true, "TMA store");
   if (from >> CLUSTER_SHIFT) fail("bounds", "TMA store from another block's shared memory");
   for (u32 d = 0; d < rank; ++d) if (at[d] < 0) fail("bounds", "TMA store at coordinate %d of dimension %u: a GPU faults below 0", at[d], d);
   const u32 bytes = box_bytes(m);
