@@ -439,6 +439,18 @@ HARMLESS = {
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     # Constants of an early launch have barriers of their own; their slots are given back together with A's.
     ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
+    # A cluster makes one tile: the first fill of a slot waits for nobody, and what is given back last is not filled again.
+    ("a wait dropped", "clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),
+    (
+        "an arrival dropped",
+        "clusters with a producer",
+        "BarArrive(barrier='empty_A_B', value='A', count=1, ahead=-1) #2",
+    ),
+    (
+        "an arrival doubled",
+        "clusters with a producer",
+        "BarArrive(barrier='empty_A_B', value='A', count=1, ahead=-1) #2",
+    ),
     # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
     ("a group not committed", "norm_linear", "Commit() #0"),
     ("a group not committed", "cp_async beside ldg", "Commit() #0"),
