@@ -13,6 +13,7 @@ from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.target import Target
 
 _ATOMS = ("mma", "hybrid", "f16", "wgmma")  # those whose sums stmatrix can write
+_BEGIN = 1024  # bytes at whose multiples the boxes may begin: there the widest swizzle repeats
 
 
 @register
@@ -87,7 +88,7 @@ class StoreBlock(Move):
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
         rings = sum(ring_bytes(plan, la.tile, c) for c in la.tile.channels)
         need = placed_bytes(plan, la.tile, self.value)
-        if rings + need > target.tile_bytes:
+        if -(-rings // _BEGIN) * _BEGIN + need > target.tile_bytes:
             return f"{self.value}'s block takes {need} bytes beside {rings} of rings, a block of {target.name} has {target.tile_bytes}"
         return None
 
