@@ -15,6 +15,7 @@ from emmy.errors import DataError
 
 MEASURED = Path(__file__).parents[1] / "golden" / "conformance_h200.npz"
 NAMES = [p.name for p in PROBES]
+NOT_MEASURED = frozenset({"rank_loads", "uniform", "elect"})  # the file has none of them: empty once it is made again
 
 
 @pytest.mark.skipif(
@@ -23,6 +24,9 @@ NAMES = [p.name for p in PROBES]
 @pytest.mark.parametrize("probe", PROBES if MEASURED.exists() else PROBES[:1], ids=lambda p: p.name)
 def test_the_emulator_does_what_the_gpu_did(probe: Probe) -> None:
     golden = Golden.load(MEASURED)
+    if probe.name in NOT_MEASURED:
+        assert probe.name not in golden.digests, f"{probe.name} has been measured: take it off NOT_MEASURED"
+        pytest.skip(f"{probe.name} is not measured yet: run it on a GPU")
     assert golden.digests.get(probe.name) == probe.digest(), f"{probe.name} has changed since: run it on a GPU again"
     assert disagreement(probe, on_emulator(probe, golden.arch), golden.results[probe.name]) is None
 
@@ -42,7 +46,7 @@ def test_every_helper_has_a_probe_but_for_plain_c_over_those_that_have() -> None
     ):  # the emulator executes the very text of plain C++, so a GPU can differ in what it calls only
         plain = h.emu is None and h.uses and all(helper(u).emu is None or u in probed for u in h.uses)
         assert h.name in probed or plain, h.name
-    assert len(set(NAMES)) == len(NAMES)
+    assert len(set(NAMES)) == len(NAMES) and set(NAMES) >= NOT_MEASURED
 
 
 def test_a_probe_that_differs_is_reported_with_its_first_element() -> None:

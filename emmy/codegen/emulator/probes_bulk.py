@@ -123,6 +123,31 @@ def barriers() -> Iterator[Probe]:
         cluster=4,
         smem_bytes=2064,
     )
+    yield Probe(
+        "rank_loads",
+        """EMMY_KERNEL(32, 1) EMMY_CLUSTER(4, 1, 1) probe(const u32* in, u32* out) {
+  EMMY_SMEM(smem);
+  const u32 t = threadIdx.x, rank = emmy_cluster_rank();
+  u32 x[4];
+  emmy_ldg_b128(x, in + (blockIdx.x * 32 + t) * 4);
+  emmy_sts_b128(smem + 16 * t, x);
+  emmy_cluster_arrive();
+  emmy_cluster_wait();
+  u32* o = out + blockIdx.x * 224;
+  emmy_ld_rank_b32(x, smem + 16 * (31 - t), (rank + 1) % 4);
+  emmy_stg_b32(o + t, x);
+  emmy_ld_rank_b64(x, smem + 16 * t + 8, (rank + 2) % 4);
+  emmy_stg_b64(o + 32 + 2 * t, x);
+  emmy_ld_rank_b128(x, smem + 16 * t, t % 4);
+  emmy_stg_b128(o + 96 + 4 * t, x);
+  emmy_cluster_arrive();
+  emmy_cluster_wait();
+}""",
+        partial(words_in_out, 512, 896),
+        grid=4,
+        cluster=4,
+        smem_bytes=512,
+    )
 
 
 # ---------------------------------------------------------------- TMA

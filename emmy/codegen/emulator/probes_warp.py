@@ -217,3 +217,29 @@ def numbers() -> Iterator[Probe]:
         partial(words_in_out, 64, 256),
         block=64,
     )
+    yield Probe(
+        "uniform",
+        """EMMY_KERNEL(96, 1) probe(const u32* in, u32* out) {
+  const u32 t = threadIdx.x;
+  u32 x[1];
+  emmy_ldg_b32(x, in + t / 32);
+  x[0] = (u32)emmy_uniform((int)x[0]) + t;
+  emmy_stg_b32(out + t, x);
+}""",
+        partial(words_in_out, 3, 96),
+        block=96,
+    )
+    # Which lane is elected is the hardware's choice: how many are, in each warp, twice, and how many both times.
+    yield Probe(
+        "elect",
+        """EMMY_KERNEL(96, 1) probe(u32* out) {
+  const u32 t = threadIdx.x;
+  const u32 once = emmy_elect(), again = emmy_elect();
+  u32 r[4] = {once, again, once & again, 0u};
+  for (u32 d = 16; d > 0; d /= 2)
+    for (int i = 0; i < 3; ++i) r[i] += emmy_shfl_xor_u32(r[i], d);
+  emmy_stg_b128(out + t * 4, r);
+}""",
+        lambda: [zeros(384)],
+        block=96,
+    )
