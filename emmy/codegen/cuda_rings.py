@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, both, plus, rest, same, times
-from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, Ref, SetInt, Stmt, flipped
+from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, MapRef, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
 from emmy.ir.gpu import GROUP, WARP
 from emmy.ir.plan import BLOCK_LEVELS
@@ -65,7 +65,9 @@ class Rings:
                 count = b.count if b.tx_bytes else b.count * self.warps_of_agent
                 begin.append(Do("emmy_mbar_init", (Ref(SMEM, Int(self.places[b.name] + i * _BARRIER)), Int(count))))
         if begin:
-            out += [If(_FIRST, (*begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
+            maps = (c.map for c in self.copiers.values() if c.map is not None)
+            soon = (Do("emmy_tma_prefetch", (MapRef(m.name),)) for m in maps)
+            out += [If(_FIRST, (*soon, *begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
         return tuple(out)
 
     def _turns(self, values: tuple[str, ...]) -> tuple[Turn, ...]:

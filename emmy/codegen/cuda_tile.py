@@ -34,6 +34,7 @@ from emmy.codegen.kernel import (
 from emmy.codegen.kernel_gpu import (
     BLOCK,
     ELECTED,
+    ROLLED,
     THREAD,
     WARP_INDEX,
     Do,
@@ -260,7 +261,9 @@ class _Expand:
         inner = self.steps(body)
         w.scope[x.axis] = outer
         del self.rings.loops[at]
-        return (For(var.name, outer.lo, outer.hi, x.step, inner),)
+        # A deferred work is still under way where the loop comes round: written out, its sums would be moved between registers.
+        late = any(isinstance(f, Wgmma) for f in self.sums.values())
+        return (For(var.name, outer.lo, outer.hi, x.step, inner, ROLLED if late else 1),)
 
     # ------------------------------------------------------------ elements
     def _elements(self, i: int, steps: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], set[int]]:

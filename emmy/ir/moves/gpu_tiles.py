@@ -21,7 +21,8 @@ _MOST_REGISTERS = 232  # of a thread for sums and operands, of 255
 _ROWS = (16, 32, 64, 128, 192, 256)
 _COLUMNS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 240, 256)
 _FOLDED = (16, 32, 64, 128)
-_PARTS, _SHARE = (2, 4, 8), 64  # blocks of a cluster that share the folded axis; what their shares are multiples of
+# Blocks of a cluster that share the folded axis, evenly: a loop that may be empty makes ptxas serialise wgmma (C7514).
+_PARTS, _SHARE = (2, 3, 4, 5, 6, 8), 32
 _WARPS = (1, 2, 4, 8)
 _GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
 _GROUP_ROWS = 64
@@ -100,8 +101,8 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         found = (Missing(la.name, k, "serial", steps),)
         if shared or not target.can("cluster") or atom != "mma" or any(a.axis == k for a in la.tile.nest):
             return found
-        shares = tuple(sorted({-(-size[k] // parts // _SHARE) * _SHARE for parts in _PARTS}))
-        return (*found, Missing(la.name, k, "cluster", tuple(x for x in shares if x < size[k])))
+        even = (size[k] // parts for parts in _PARTS if size[k] % (parts * _SHARE) == 0)
+        return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
     return _agents(plan, la, s, atom, grouped)
 
 
