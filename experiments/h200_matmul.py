@@ -5,7 +5,8 @@
 One process holds the GPU; a few others search, one op each at a time, and ask it through pipes (`emmy.measure.served`), so
 that searching, compiling and measuring go on side by side. Each op is searched twice: at random, which is what a cost model
 learns from, then by evolution from what is known; then the best five are raced against torch (cuBLAS). Rows are journalled
-as they come below --work, where the same command goes on after an interruption. OUT gets few and small files:
+as they come below --work, where the same command goes on after an interruption. With --strategy another search than
+evolution follows, with --model one led by a model's file. OUT gets few and small files:
 
     summary.md summary.jsonl log.txt    journals.tar.gz, made anew every minute    rows.tar.gz, a shard folder, at the end
 """
@@ -50,8 +51,17 @@ LOSES_WORKER = ("did not come back", "the device gave up", "ended the worker", "
 # Projections of one model at decode, mixed and prefill widths: (M, N, K); both weight layouts occur in the catalogue.
 SHAPES = [
     (m, n, k)
-    for m in (16, 64, 256, 512, 2048, 4096)
-    for n, k in ((4096, 3840), (2048, 3840), (3840, 4096), (8192, 3840), (3840, 15360), (512, 3840), (3840, 8192))
+    for m in (1, 8, 16, 32, 64, 256, 512, 2048, 4096)
+    for n, k in (
+        (4096, 3840),
+        (2048, 3840),
+        (3840, 4096),
+        (8192, 3840),
+        (3840, 15360),
+        (512, 3840),
+        (3840, 8192),
+        (8704, 3840),
+    )
 ]
 
 
@@ -92,20 +102,20 @@ def search(args: argparse.Namespace) -> int:
     os.dup2(2, 1)  # whatever prints must not speak to the device
     measurer = ServedMeasurer(answers, requests)
     begin_s, home = time.monotonic(), Path(args.work)
-    share = {"random": args.random, "evolve": args.trials - args.random}
+    share = {"random": args.random, args.strategy: args.trials - args.random}
     result: TuneResult | None = None
     for strategy, trials in share.items():
         left_s = args.seconds - (time.monotonic() - begin_s)
         if trials <= 0 or left_s < 1:
             continue
-        seconds = left_s * (0.4 if strategy == "random" and share["evolve"] > 0 else 1.0)
+        seconds = left_s * (0.4 if strategy == "random" and args.trials > args.random else 1.0)
         last = strategy == list(share)[-1]
         result = api.tune(
             args.search,
             gpu=args.target,
             budget=f"{trials},{seconds:.1f}s",
             strategy=strategy,
-            model="roofline",
+            model=args.model,
             seed=args.seed,
             measurer=measurer if last else WithoutRace(measurer),
             home=home,
@@ -244,7 +254,7 @@ class Collection:
         with (home / "log.txt").open("ab") as errors:
             child = subprocess.Popen(
                 [sys.executable, __file__, "--search", op, "--target", a.target, "--work", str(home), "--trials",
-                 str(a.trials), "--random", str(a.random), "--seconds", f"{seconds:.1f}", "--seed", str(a.seed), "--out", "-"],
+                 str(a.trials), "--random", str(a.random), "--strategy", a.strategy, "--model", a.model, "--seconds", f"{seconds:.1f}", "--seed", str(a.seed), "--out", "-"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
             self.children.add(child)
@@ -424,6 +434,8 @@ def main() -> int:
     )
     parser.add_argument("--trials", type=int, default=320, help="of each op, races excluded")
     parser.add_argument("--random", type=int, default=120, help="how many of them are drawn at random")
+    parser.add_argument("--strategy", default="evolve", help="what follows the random ones")
+    parser.add_argument("--model", default="roofline", help="a model's file that leads the search")
     parser.add_argument("--searches", type=int, default=6, help="processes that search, one op each at a time")
     parser.add_argument("--compilers", type=int, default=0, help="processes that compile; 0 = one a core")
     parser.add_argument("--seed", type=int, default=0)

@@ -23,6 +23,7 @@ _COLUMNS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 240, 256)
 _FOLDED = (16, 32, 64, 128)
 # Blocks of a cluster that share the folded axis, evenly: a loop that may be empty makes ptxas serialise wgmma (C7514).
 _PARTS, _SHARE = (2, 3, 4, 5, 6, 8), 32
+_ELEMENTS = 1 << 14  # of a usual tile: with more of them than multiprocessors there is nothing to share
 _WARPS = (1, 2, 4, 8)
 _GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
 _GROUP_ROWS = 64
@@ -99,7 +100,8 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
             x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
         )
         found = (Missing(la.name, k, "serial", steps),)
-        if shared or not target.can("cluster") or atom != "mma" or any(a.axis == k for a in la.tile.nest):
+        few = upper(plan.program.dim(m)) * upper(plan.program.dim(n)) <= target.n_sms * _ELEMENTS
+        if shared or not target.can("cluster") or atom != "mma" or not few:
             return found
         even = (size[k] // parts for parts in _PARTS if size[k] % (parts * _SHARE) == 0)
         return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import SIDE, TRANSFER_BYTES, by_groups, multiple, ring_bytes, transfer_bytes
+from emmy.ir.gpu import SIDE, TRANSFER_BYTES, by_groups, exchange_bytes, multiple, ring_bytes, transfer_bytes
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
@@ -162,7 +162,7 @@ class Stage(Move):
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
         new = self._channel(plan, la)
         rings = [c for c in (*la.tile.channels, new) if (c.transport == "pack") == (self.transport == "pack")]
-        used = sum(ring_bytes(plan, la.tile, c) for c in rings)
+        used = sum(ring_bytes(plan, la.tile, c) for c in rings) + exchange_bytes(plan, la.tile)
         if used > target.tile_bytes:
             return f"{self.value}: the rings take {used} bytes of the {target.tile_bytes} a block of {target.name} has"
         return None
