@@ -10,6 +10,8 @@ from emmy.codegen.emulator import SCHEDULES
 from emmy.errors import EmuError
 from tests.emulator.bugs import BUGS, Bug
 from tests.emulator.cases import CASES
+from tests.emulator.generated import GENERATED, GeneratedBug, run, stored_bytes, unharmed
+from tests.emulator.generated_bugs import GENERATED_BUGS
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[f"{b.case}: {b.what}" for b in BUGS])
@@ -33,5 +35,21 @@ def test_a_planted_bug_is_noticed(bug: Bug, record_property: Callable[[str, obje
     assert noticed in bug.kinds, f"noticed as {noticed or 'nothing'}, meant to be noticed as {' or '.join(bug.kinds)}"
 
 
+@pytest.mark.parametrize("kernel", GENERATED)
+def test_a_generated_kernel_is_right_before_it_is_harmed(kernel: str) -> None:
+    for seed, eager in SCHEDULES:
+        error, stored = run(kernel, unharmed(kernel), seed, eager)
+        assert error <= 1 and stored == stored_bytes(kernel)
+
+
+@pytest.mark.parametrize("bug", GENERATED_BUGS, ids=[f"{b.kernel}: {b.what}" for b in GENERATED_BUGS])
+def test_a_bug_planted_in_a_generated_kernel_is_noticed(
+    bug: GeneratedBug, record_property: Callable[[str, object], None]
+) -> None:
+    noticed = bug.notice()
+    record_property("planted_bug", [bug.kernel, bug.what, noticed])
+    assert noticed in bug.kinds, f"noticed as {noticed or 'nothing'}, meant to be noticed as {' or '.join(bug.kinds)}"
+
+
 def test_at_least_forty_kinds_of_bug_are_planted() -> None:
-    assert len({b.what for b in BUGS}) >= 40
+    assert len({b.what for b in BUGS} | {b.what for b in GENERATED_BUGS}) >= 40

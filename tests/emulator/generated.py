@@ -1,0 +1,105 @@
+"""Small kernels that schedules make for one H200 each, and a fault planted in such a text. Knows no fault by name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+from emmy.codegen.build import SourceUnit, source
+from emmy.codegen.emulated import emulate_plan
+from emmy.codegen.emulator import SCHEDULES
+from emmy.errors import EmuError
+from emmy.ir.gpu import accumulation
+from emmy.ir.ops import parse_op
+from emmy.ir.target import load_target
+
+_RING = "k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2)"
+_WALK = (
+    f"k0/split(m,grid,128) k0/split(n,grid,32) {_RING} k0/specialize(2,40,232) k0/persist(2) k0.C/atom(wgmma,64,32,16)"
+)
+_WARPS = "k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(mma,16,8,16)"
+
+# name -> (op, schedule). Two blocks walk three tiles. A tile of "roles" is three steps in a ring of two, so that no phase begins
+# anew by itself; one of "walked store" is two steps, else the ring's barriers order a tile's boxes after those before.
+GENERATED: dict[str, tuple[str, str]] = {
+    "wgmma": ("matmul:64x128x192:f16", f"k0/split(m,grid,64) k0/split(n,grid,128) {_RING} k0.C/atom(wgmma,64,128,16)"),
+    "roles": ("matmul:384x32x192:f16:nk", _WALK),
+    "walked store": ("matmul:128x96x128:bf16:nk", f"{_WALK} k0/store(C,tma)"),
+    "cluster": (
+        "matmul:32x32x256:f16:nk",
+        "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,cluster,128) k0/split(k,serial,32) k0/split(m,warp,16) "
+        f"k0/split(n,warp,32) {_WARPS}",
+    ),
+    "tma store": (
+        "matmul:16x64x64:f16:nk",
+        "k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,32) "
+        f"{_WARPS} k0/store(C,tma)",
+    ),
+    "direct": (
+        "matmul:8x32x128:f16:nk",
+        "k0/split(m,grid,8) k0/split(n,grid,32) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",
+    ),
+}
+
+
+@cache
+def unharmed(kernel: str) -> SourceUnit:
+    """A kernel's source as it is generated."""
+    op, schedule = GENERATED[kernel]
+    return source(parse_op(op), schedule, load_target("h200"))
+
+
+def run(kernel: str, unit: SourceUnit, seed: int, eager: bool) -> tuple[float, int]:
+    """(largest error in units of what is allowed, bytes stored to global memory). Raises EmuError."""
+    op = parse_op(GENERATED[kernel][0])
+    inputs = op.inputs("normal", 1)
+    out, (stats,) = emulate_plan(unit, inputs, seed=seed, eager=eager)
+    stored = stats.global_store_bytes + stats.tma_store_bytes
+    return op.error_norm(out, inputs, "normal", accumulation(unit.plan)), stored
+
+
+@cache
+def stored_bytes(kernel: str) -> int:
+    """What the unharmed kernel stores."""
+    return run(kernel, unharmed(kernel), *SCHEDULES[0])[1]
+
+
+@dataclass(frozen=True)
+class GeneratedBug:
+    """A fault of one kernel, and how the emulator may notice it.
+
+    edits: (expression, replacement); each must be found in the text behind the prelude
+    kinds: of errors that count as noticing; "wrong" is a wrong result, "twice" a right one of which more was stored than needed
+    most:  how many places are edited, the first ones; 0 for all
+    """
+
+    kernel: str
+    what: str
+    edits: tuple[tuple[str, str], ...]
+    kinds: tuple[str, ...]
+    most: int = 0
+
+    def plant(self) -> SourceUnit:
+        """The source with the fault. Raises AssertionError when an expression is not found."""
+        unit = unharmed(self.kernel)
+        at = unit.text.rindex("#endif")
+        text = unit.text[at:]
+        for old, new in self.edits:
+            text, found = re.subn(old, new, text, count=self.most, flags=re.MULTILINE)
+            assert found, f"the text of {self.kernel} has changed: {old!r} is not there"
+        return replace(unit, text=unit.text[:at] + text)
+
+    def notice(self) -> str:
+        """How the first schedule that notices the fault does; nothing when none does."""
+        unit = self.plant()
+        for seed, eager in SCHEDULES:
+            try:
+                error, stored = run(self.kernel, unit, seed, eager)
+            except EmuError as e:
+                return e.kind
+            if not error <= 1:
+                return "wrong"
+            if stored > stored_bytes(self.kernel):
+                return "twice"
+        return ""
