@@ -15,11 +15,11 @@ from math import ceil, log2, nan, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from emmy.costmodel.multiprocessor import Residency, bounds, residency, traffic, wave_bytes
+from emmy.costmodel import gpu_features
+from emmy.costmodel.multiprocessor import Residency, residency
 from emmy.costmodel.traffic import LoopNest, Operand, set_share, steps
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import WARP
 from emmy.ir.ops.op import Op
 from emmy.ir.plan import BLOCK_LEVELS, Atom, Channel, Launch, Plan, Work
 from emmy.ir.program import upper
@@ -27,7 +27,7 @@ from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
 
 # Raise it whenever a feature's meaning changes under the same name; a test holds the values of known plans.
-VERSION = 3
+VERSION = 4
 
 ROOF = "log2_roof_us"
 NAMES: tuple[str, ...] = (
@@ -52,10 +52,7 @@ NAMES: tuple[str, ...] = (
     # staging
     "a_staged", "b_staged", "depth", "log2_staged_per_flop", "a_repeats", "b_repeats", "staged_of_tile_memory",
     "a_stride_zeros", "b_stride_zeros",
-    # a GPU's multiprocessors
-    "by_tma", "by_ldg", "ahead", "log2_raster", "log2_warps", "blocks_together", "threads_of_limit", "log2_waves",
-    "wave_idle", "log2_wave_bytes", "log2_in_flight", "log2_read_conflict", "log2_fill_conflict", "log2_store_conflict",
-    "log2_shared_over_roof", "log2_l2_over_roof", "log2_stores_over_roof", "log2_chain_over_roof", "log2_bound_over_roof",
+    *gpu_features.NAMES,
 )  # fmt: skip
 
 
@@ -301,6 +298,8 @@ def _staging(v: _View) -> Mapping[str, float]:
     channels = {c.value: c for c in v.tile.channels}
     ring = sum(c.depth * v.plan.slot_bytes(v.tile, c) for c in v.tile.channels)
     copied = {c.value: _copied_bytes(v, c) for c in v.tile.channels}
+    if v.atom is not None and v.atom.name == "direct":  # lanes bring what a copy would
+        copied |= {x.name: _loaded_bytes(v, x) for x in (v.a, v.b) if x}
     out = {
         "depth": float(max((c.depth for c in v.tile.channels), default=0)),
         "log2_staged_per_flop": _log(sum(copied.values()) / v.cost.flops),
@@ -310,7 +309,7 @@ def _staging(v: _View) -> Mapping[str, float]:
         staged = operand is not None and operand.name in channels
         whole = v.nest.block_bytes(operand, 0) if operand else nan
         out[f"{name}_staged"] = float(staged)
-        out[f"{name}_repeats"] = _log(copied[operand.name] / whole) if operand and staged else nan
+        out[f"{name}_repeats"] = _log(copied[operand.name] / whole) if operand and operand.name in copied else nan
         out[f"{name}_stride_zeros"] = _stride_zeros(v, operand) if operand and not staged else nan
     return out
 
@@ -319,6 +318,12 @@ def _copied_bytes(v: _View, c: Channel) -> float:
     """Bytes that all fills of a channel copy."""
     fills = prod(v.plan.count(v.tile.nest, i) for i in range(c.at + 1))
     return float(fills * v.plan.slot_bytes(v.tile, c))
+
+
+def _loaded_bytes(v: _View, operand: Operand) -> float:
+    """Bytes of an operand that warps load, each what it needs itself."""
+    walks = prod(v.plan.count(v.tile.nest, i) for i, x in enumerate(v.tile.nest) if x.axis not in operand.axes)
+    return walks * v.nest.block_bytes(operand, 0)
 
 
 def _stride_zeros(v: _View, operand: Operand) -> float:
@@ -330,38 +335,4 @@ def _stride_zeros(v: _View, operand: Operand) -> float:
 
 
 def _multiprocessors(v: _View) -> Mapping[str, float]:
-    """Times are against the roofline's, bytes on their way against what memory delivers to a multiprocessor in 1 us."""
-    names = NAMES[NAMES.index("by_tma") :]
-    r, t = v.residency, v.target
-    moved = traffic(v.plan, v.launch, v.work, v.atom, t) if r is not None and v.atom is not None else None
-    if r is None or moved is None:
-        return dict.fromkeys(names, nan)
-    transports = {c.transport for c in v.tile.channels}
-    roof = roofline_us(v.cost, t, v.plan.program.inputs[0].dtype)
-    least = bounds(moved, r, t, roof.compute_us)
-    slots = t.n_sms * r.blocks
-    waves = moved.blocks / slots
-    out = {
-        "by_tma": float("tma" in transports),
-        "by_ldg": float("ldg" in transports),
-        "ahead": float(v.work.ahead),
-        "log2_raster": _log(v.tile.order.group),
-        "log2_warps": _log(r.threads / WARP),
-        "blocks_together": float(r.blocks),
-        "threads_of_limit": r.blocks * r.threads / t.max_threads_sm,
-        "log2_waves": _log(waves),
-        "wave_idle": 1.0 - waves / ceil(waves),
-        "log2_wave_bytes": _log(wave_bytes(v.plan, v.launch, v.work, slots) / v.cost.bytes),
-        "log2_in_flight": _log(r.blocks * moved.in_flight_bytes / (t.dram_gbs * 1e3 / t.n_sms)),
-        "log2_read_conflict": _log(moved.reads.conflict),
-        "log2_fill_conflict": _log(moved.fills.conflict),
-        "log2_store_conflict": _log(moved.stores.conflict),
-    }
-    times = {
-        "shared": least.shared_us,
-        "l2": least.l2_us,
-        "stores": least.stores_us,
-        "chain": least.chain_us,
-        "bound": max(roof.time_us, least.time_us),
-    }
-    return out | {f"log2_{name}_over_roof": _log(time / roof.time_us) for name, time in times.items()}
+    return gpu_features.gpu_features(v.plan, v.launch, v.work, v.atom, v.residency, v.cost, v.target)

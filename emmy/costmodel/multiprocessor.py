@@ -1,32 +1,42 @@
-"""What a launch of warps asks of a multiprocessor: waves of shared memory, sectors of stores, blocks that fit beside each other.
+"""What a launch of warps asks of a GPU: blocks that fit beside each other, waves of shared memory, bytes and sectors of memory.
 
-Counted from plan and layouts alone; the emulator counts the same from the text, and a test holds the two equal. A wave is
-one pass over the 32 banks of shared memory, a sector 32 bytes of global memory; `ideal` is what neighbouring addresses
-would take. Knows no cost model.
+Counted from plan and layouts alone; the emulator counts the same from the text, and a test holds the two equal. Operands
+come by way of slots here, or straight to registers (`straight`). Knows no cost model.
 """
 
 from __future__ import annotations
 
-import operator
-from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod
-from typing import assert_never
+from math import ceil, gcd, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emmy.codegen.cuda_layout import Slot
 from emmy.codegen.cuda_scope import Ring, Walk
-from emmy.codegen.kernel import Int, IntOp, IntVar, Whole
+from emmy.costmodel import straight
+from emmy.costmodel.counting import (
+    LANES,
+    NONE,
+    SECTOR_BYTES,
+    WAVE_BYTES,
+    Count,
+    Traffic,
+    bytes_at,
+    sectors,
+    starts,
+    waves,
+)
+from emmy.costmodel.dealt import exchange, items, stored_value
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import (
     GROUP,
     TRANSFER_BYTES,
     WARP,
+    brought,
+    cluster_size,
+    exchange_bytes,
     placed_bytes,
     ring_bytes,
     thread_registers,
@@ -35,67 +45,21 @@ from emmy.ir.gpu import (
     warps,
 )
 from emmy.ir.moves.atom import mnk_axes
-from emmy.ir.plan import Atom, Launch, Plan, Tile, Work
+from emmy.ir.plan import Atom, Channel, Launch, Plan, Work
 from emmy.ir.program import upper
 from emmy.ir.target import Target
 
-Integers = NDArray[np.int64]
-
-WAVE_BYTES = 128
-_SECTOR_BYTES = 32
 _RESERVED_BYTES = 1024  # of shared memory a block, from sm_80 on (CUDA C++ Programming Guide: Shared Memory)
 _MMA_K = 16
-_LANES = np.arange(WARP)
-_OPS: Mapping[str, Callable[[Integers, Integers], Integers]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-    "%": operator.mod,
-    "&": operator.and_,
-    "^": operator.xor,
-    ">>": operator.rshift,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Waves or sectors that accesses take, and those they would take at best."""
-
-    taken: float
-    ideal: float
-
-    @property
-    def conflict(self) -> float:
-        """taken / ideal; 1 where nothing is accessed."""
-        return self.taken / self.ideal if self.ideal else 1.0
-
-    def __add__(self, other: Count) -> Count:
-        return Count(self.taken + other.taken, self.ideal + other.ideal)
-
-    def times(self, n: float) -> Count:
-        return Count(self.taken * n, self.ideal * n)
-
-
-NONE = Count(0.0, 0.0)
 
 # Nominal figures of the cards since 2020; they only place the corners of a bound that a model corrects.
 _FILL_US = 1.0  # from asking memory for a slot to reading it
 _L2_BYTES = 32  # a clock and multiprocessor, of what the last-level cache delivers
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """A launch, over all its blocks, each counted as a whole one. `reads`: operands from slots; `fills`: slots by threads."""
-
-    reads: Count
-    fills: Count
-    stores: Count  # sectors, of the sums or what becomes of them
-    copied_bytes: float  # from global memory into slots
-    in_flight_bytes: float  # of a block, on their way to its slots while it computes
-    blocks: int
-    turns: int  # fills of a block's rings, one after another
-    depth: int  # of the rings: so many fills are under way at once
+LAUNCH_US = 2.0  # that a launch behind another adds, an empty one too
+# Multiprocessors that a cluster spans -> the share of all of them that such clusters can fill: a cluster lies inside a group
+# of 14 to 18 of them. Measured on an H200 (132 multiprocessors): 66 clusters of 2, 30 of 4; those of 8 follow from the groups
+# that this tells of: four of 18, two of 16, two of 14.
+_OF_CLUSTERS = {1: 1.0, 2: 1.0, 4: 120 / 132, 8: 112 / 132}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +69,10 @@ class Residency:
     registers: int
     threads: int
     blocks: int  # side by side on one multiprocessor, by registers, shared memory and threads; at least 1
+    units: (
+        float  # multiprocessors that may have a block: those that clusters can fill, and no more than there are workers
+    )
+    places: float  # for blocks, on all multiprocessors
 
 
 def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) -> Residency:
@@ -114,7 +82,9 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     n_threads = threads(plan, launch)
     n_warps = n_threads // WARP
     placed = sum(placed_bytes(plan, tile, x.value) for x in tile.placements if not tile.channel(x.value))
-    smem = sum(ring_bytes(plan, tile, c) for c in tile.channels) + placed + _RESERVED_BYTES
+    rings = sum(ring_bytes(plan, tile, c) for c in tile.channels)
+    shares = straight.shared_bytes(plan, launch, work, atom) if atom.name == "direct" else 0
+    smem = rings + placed + exchange_bytes(plan, tile) + shares + _RESERVED_BYTES
     # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time; roles deal again.
     each = min(target.max_regs_thread + 1, -(-registers // 8) * 8)
     by_registers = GROUP * (target.regs_sm // GROUP // (each * WARP)) // n_warps
@@ -122,17 +92,30 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     if dealt:
         by_registers = target.regs_sm // dealt
     fit = (by_registers, target.smem_sm_bytes // smem, target.max_threads_sm // n_threads, target.max_blocks_sm)
-    return Residency(registers, n_threads, max(1, min(fit)))
+    blocks = max(1, min(fit))
+    units = target.n_sms * filled_by_clusters(cluster_size(plan, tile.nest), blocks)
+    workers = tile.order.workers if tile.order.kind != "static" else units * blocks
+    return Residency(registers, n_threads, blocks, min(units, workers), min(units * blocks, workers))
+
+
+def filled_by_clusters(size: int, blocks: int) -> float:
+    """The share of a device's multiprocessors that clusters of `size` blocks can fill, `blocks` on each."""
+    spans = -(-size // blocks)
+    return next((share for most, share in _OF_CLUSTERS.items() if spans <= most), min(_OF_CLUSTERS.values()))
 
 
 def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) -> Traffic | None:
-    """What `work`, a contraction by `atom` of two staged matrices, moves; None when it is no such thing."""
+    """What `work`, a contraction by `atom` of two matrices, moves; None when it is no such thing, or reads what is in no slot."""
     tile, stage = launch.tile, plan.program.stage(work.stage)
     names = [f.value for f in factors(stage.body) if isinstance(f, Read)]
     staged = {c.value for c in tile.channels}
     m, n, k = mnk_axes(stage)
-    flat = all(len(plan.program.value(v).axes) == 2 for v in staged)
-    if m is None or len(names) != 2 or not flat or not staged.issuperset(names):
+    flat = all(len(plan.program.value(v).axes) == 2 for v in {*staged, *names})
+    if m is None or len(names) != 2 or not flat:
+        return None
+    if atom.name == "direct":
+        return straight.traffic(plan, launch, work, atom)
+    if not staged.issuperset(names):
         return None
     w = Walk(plan, launch, target)
     w.place_rings()
@@ -143,19 +126,61 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     reads = _reads(atom, a, b, k, size[m] // atom.m, size[n] // atom.n, size[k])
     blocks = prod(plan.count(tile.nest, i) for i in range(tile.n_block_loops))
     turns = prod(plan.count(tile.nest, i) for i, x in enumerate(tile.nest) if x.level == "serial")
-    fills, copied, flying = NONE, 0.0, 0.0
+    fills, copied, fetched, flying, widest = NONE, 0.0, 0.0, 0.0, 0
     for c in tile.channels:
-        slot_bytes = float(plan.slot_bytes(tile, c))
         times = prod(plan.count(tile.nest, i) for i in range(c.at + 1))
-        copied += times * slot_bytes
-        flying += slot_bytes * (c.depth - 1 + (c.transport == "ldg"))
+        copied += times * float(_box_bytes(plan, launch, c))
+        there = _existing_bytes(plan, launch, c)
+        fetched += there
+        flying += there / times * (c.depth - 1 + (c.transport == "ldg"))
+        granule = WAVE_BYTES  # the copy engine asks for whole lines
         if c.transport != "tma":
             granule = max(4, transfer_bytes(plan, tile.nest, c.value))
             fills += _fill(w.rings[c.value].layout, granule).times(times)
+        if c.value == names[1]:
+            widest = granule
     agents = max(1, warps(plan, tile.nest) // (GROUP if atom.name == "wgmma" else 1))
-    stores = _stores(plan, launch, atom, n, size[m], size[n]).times(blocks * agents)
-    depth = max(c.depth for c in tile.channels)
-    return Traffic(reads.times(blocks * turns * agents), fills, stores, copied, flying, blocks, turns, depth)
+    read, passed = reads.times(blocks * turns * agents), 0.0
+    swap = exchange(plan, launch, atom, m, n)
+    if swap:
+        tiles = blocks / w.cluster
+        read += swap.taken.times(tiles)
+        fills, stores, passed = fills + swap.given.times(tiles), swap.stores.times(tiles), swap.passed_bytes * tiles
+    else:
+        stores = _stores(plan, launch, atom, n, size[m], size[n]).times(blocks * agents)
+    return Traffic(
+        read,
+        fills,
+        stores,
+        copied,
+        fetched,
+        passed,
+        flying,
+        widest,
+        blocks,
+        turns,
+        max(c.depth for c in tile.channels),
+    )
+
+
+def _box_bytes(plan: Plan, launch: Launch, c: Channel) -> int:
+    """Bytes that one fill asks for, also those beyond the block that the copy engine brings."""
+    nest = launch.tile.nest
+    slot = plan.slot_bytes(launch.tile, c)
+    if c.transport != "tma":
+        return slot
+    return slot // plan.extent(nest[: c.at + 1], plan.program.value(c.value).axes[-1]) * brought(plan, nest, c)
+
+
+def _existing_bytes(plan: Plan, launch: Launch, c: Channel) -> float:
+    """Bytes that all fills of a channel bring from memory: of a box that reaches beyond the edge, what there is."""
+    nest, v = launch.tile.nest[: c.at + 1], plan.program.value(c.value)
+    total = float(size_bytes(v.dtype) * prod(plan.count(nest, i) for i, x in enumerate(nest) if x.axis not in v.axes))
+    for a in v.axes:
+        size, piece = upper(plan.program.dim(a)), plan.extent(nest, a)
+        wide = brought(plan, launch.tile.nest, c) if c.transport == "tma" and a == v.axes[-1] else piece
+        total *= size if wide == piece else sum(min(wide, size - at) for at in range(0, size, piece))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,49 +198,54 @@ class Bounds:
         return max(self.arithmetic_us, self.shared_us, self.l2_us, self.stores_us, self.chain_us)
 
 
-def bounds(t: Traffic, r: Residency, target: Target, compute_us: float) -> Bounds:
-    """Bounds of the launch, of which all blocks together would compute for `compute_us` were they spread evenly."""
-    busiest = -(-t.blocks // target.n_sms)
+def bounds(t: Traffic, r: Residency, target: Target, compute_us: float, joined: bool = False) -> Bounds:
+    """Bounds of the launch, of which all blocks together would compute for `compute_us` were they spread evenly.
+
+    joined: while a block finishes one tile, its rings are filled for the next.
+    """
+    busiest = ceil(t.blocks / r.units)
     uneven = busiest * target.n_sms / t.blocks
     clocks = target.n_sms * target.boost_mhz  # of all multiprocessors in a microsecond
+    laps = ceil(t.blocks / r.places)
+    chain = (laps * t.turns + t.depth) if joined else laps * (t.turns + t.depth)
     return Bounds(
         compute_us * uneven,
         (t.reads.taken + t.fills.taken) / clocks * uneven,
-        t.copied_bytes / (_L2_BYTES * clocks),
-        _SECTOR_BYTES * t.stores.taken / (target.dram_gbs * 1e3),
-        -(-busiest // r.blocks) * (t.turns + t.depth) / t.depth * _FILL_US,
+        (t.fetched_bytes + t.exchanged_bytes) / (_L2_BYTES * clocks),
+        SECTOR_BYTES * t.stores.taken / (target.dram_gbs * 1e3),
+        chain / t.depth * _FILL_US,
     )
 
 
-def wave_bytes(plan: Plan, launch: Launch, work: Work, slots: int) -> float:
-    """Bytes of operands that all waves of `slots` blocks touch, each wave counted anew.
+def wave_bytes(plan: Plan, launch: Launch, work: Work, slots: float) -> float:
+    """Bytes of operands that all waves of `slots` tiles touch, each wave counted anew.
 
     What a wave shares, the last-level cache brings once: a group of rows (raster) makes a wave squarer.
     """
     tile, program = launch.tile, plan.program
     stage = program.stage(work.stage)
     m, n, _ = mnk_axes(stage)
-    loops = [(i, x) for i, x in enumerate(tile.nest[: tile.n_block_loops]) if x.axis in (m, n)]
+    loops = [(i, x) for i, x in enumerate(tile.nest[: tile.n_tile_loops]) if x.axis in (m, n)]
     count = {x.axis: plan.count(tile.nest, i) for i, x in loops}
-    rest = prod(plan.count(tile.nest, i) for i in range(tile.n_block_loops)) / max(1, prod(count.values()))
+    rest = prod(plan.count(tile.nest, i) for i in range(tile.n_tile_loops)) / max(1, prod(count.values()))
     inner = loops[-1][1].axis if loops else n
     outer = m if inner == n else n
     rows, columns = count.get(outer or "", 1), count.get(inner, 1)
     if tile.order.group > 1:
         high = min(tile.order.group, rows)
-        wide = min(columns, -(-slots // high))
+        wide = min(columns, ceil(slots / high))
     else:
-        wide, high = min(columns, slots), 1
-    high = min(rows, max(high, -(-slots // wide)))
-    waves = max(1.0, rows * columns / (high * wide)) * rest
+        wide, high = min(columns, max(1, int(slots))), 1
+    high = min(rows, max(high, ceil(slots / wide)))
+    n_waves = max(1.0, rows * columns / (high * wide)) * rest
     touched = {outer: high, inner: wide}
     total = 0.0
     for name in stage.reads:
         v = program.value(name)
-        around = tile.nest[: tile.n_block_loops]
+        around = tile.nest[: tile.n_tile_loops]
         sizes = (min(touched.get(x, 1) * plan.extent(around, x), upper(program.dim(x))) for x in v.axes)
         total += size_bytes(v.dtype) * prod(sizes)
-    return total * waves
+    return total * n_waves
 
 
 # ---------------------------------------------------------------- operands
@@ -223,10 +253,10 @@ def _reads(atom: Atom, a: Ring, b: Ring, k: str, mt: int, nt: int, k_size: int) 
     """Waves of one agent's operands for one fill."""
     if atom.name == "wgmma":  # reads through an engine of its own, from a layout that is made for it
         item = a.layout.item
-        waves = mt * nt * (atom.m + atom.n) * k_size * item / WAVE_BYTES
-        return Count(waves, waves)
+        whole = mt * nt * (atom.m + atom.n) * k_size * item / WAVE_BYTES
+        return Count(whole, whole)
     if atom.name == "simt":
-        lanes = ((a, mt, atom.m, 4, _LANES // 8), (b, nt, atom.n, 8, _LANES % 8))
+        lanes = ((a, mt, atom.m, 4, LANES // 8), (b, nt, atom.n, 8, LANES % 8))
         total = NONE
         for ring, atoms, step, across, lane in lanes:
             each = step // across
@@ -240,7 +270,7 @@ def _reads(atom: Atom, a: Ring, b: Ring, k: str, mt: int, nt: int, k_size: int) 
 @lru_cache(4096)
 def _matrices(slot: Slot) -> Count:
     """Four matrices of 8 x 8, a row of 16 bytes a lane; whichever way they lie, 8 rows are read together."""
-    return _waves(_at(slot, _LANES % 16, _LANES // 16 * 8)[None], 16)
+    return waves(bytes_at(slot, LANES % 16, LANES // 16 * 8)[None], 16)
 
 
 @lru_cache(4096)
@@ -250,7 +280,7 @@ def _vectors(slot: Slot, along_k: bool, atoms: int, step: int, each: int, k: int
     if along_k:
         wide = min(k, 16 // slot.item)
         at = [
-            _at(slot, i * step + own + r, np.full(WARP, q))
+            bytes_at(slot, i * step + own + r, np.full(WARP, q))
             for i in range(atoms)
             for r in range(each)
             for q in range(0, k, wide)
@@ -258,12 +288,12 @@ def _vectors(slot: Slot, along_k: bool, atoms: int, step: int, each: int, k: int
     else:
         wide = min(each, 16 // slot.item)
         at = [
-            _at(slot, np.full(WARP, q), i * step + own + c)
+            bytes_at(slot, np.full(WARP, q), i * step + own + c)
             for q in range(k)
             for i in range(atoms)
             for c in range(0, each, wide)
         ]
-    return _waves(np.stack(at), wide * slot.item)
+    return waves(np.stack(at), wide * slot.item)
 
 
 # ---------------------------------------------------------------- fills and stores
@@ -272,97 +302,36 @@ def _fill(slot: Slot, granule: int) -> Count:
     """Waves of writing one slot, piece after piece along its rows, a piece a lane."""
     per_row = slot.columns * slot.item // granule
     n = np.arange(-(-slot.rows * per_row // WARP) * WARP)
-    at = _at(slot, n // per_row, n % per_row * (granule // slot.item))
-    return _waves(np.where(n < slot.rows * per_row, at, -1).reshape(-1, WARP), granule)
+    at = bytes_at(slot, n // per_row, n % per_row * (granule // slot.item))
+    return waves(np.where(n < slot.rows * per_row, at, -1).reshape(-1, WARP), granule)
 
 
 def _stores(plan: Plan, launch: Launch, atom: Atom, n: str, m_size: int, n_size: int) -> Count:
     """Sectors of the stores of one agent's tile."""
     tile, program = launch.tile, plan.program
-    stored = [w.stage for w in tile.works if plan.stored(program.stage(w.stage), launch)]
-    space = plan.workspace(atom.stage)
-    value = program.value(atom.stage if space or not stored else stored[-1])
-    item = 4 if space else size_bytes(value.dtype)
+    value, item = stored_value(plan, launch, atom)
     if tile.placement(value.name):  # leaves by the copy engine, in whole rows
-        sectors = m_size * n_size * item / _SECTOR_BYTES
-        return Count(sectors, sectors)
+        whole = m_size * n_size * item / SECTOR_BYTES
+        return Count(whole, whole)
     aligned = transfer_bytes(plan, tile.nest, value.name) // size_bytes(value.dtype)
     pitch = item * upper(program.dim(n))
     if atom.name == "simt":
         each = atom.n // 8
         wide = min(gcd(each, aligned), TRANSFER_BYTES // item)
-        at = (_LANES // 8) * (atom.m // 4) * pitch + _LANES % 8 * each * item
-        starts = _starts(pitch, n_size * item, 0, n_size // atom.n, atom.n * item)
-        return _sectors(tuple(at.tolist()), wide * item, starts).times(m_size * n_size / (WARP * wide))
+        at = (LANES // 8) * (atom.m // 4) * pitch + LANES % 8 * each * item
+        begin = starts(pitch, n_size * item, 0, n_size // atom.n, atom.n * item)
+        return sectors(tuple(at.tolist()), wide * item, begin).times(m_size * n_size / (WARP * wide))
     # Lanes of a row exchange pairs of neighbouring atoms for vectors of 16 bytes, where everything has such vectors.
     pieces, pairs = n_size // 8, TRANSFER_BYTES // (2 * item)
-    if aligned % (2 * pairs) or pieces < pairs or _items(plan, tile, n, space is not None) - {item}:
+    if aligned % (2 * pairs) or pieces < pairs or items(plan, launch, atom, n) - {item}:
         pairs = 1
     total = NONE
     whole = pieces - pieces % pairs
     for each, first, n_pieces in ((pairs, 0, whole), (1, whole, pieces - whole)):
-        columns = _LANES % each * 8 + (_LANES & (4 - each)) * 2 if each > 1 else _LANES % 4 * 2
+        columns = LANES % each * 8 + (LANES & (4 - each)) * 2 if each > 1 else LANES % 4 * 2
         wide = gcd(2 * each, aligned)
-        at = _LANES // 4 * pitch + columns * item
-        starts = _starts(8 * pitch, n_size * item, first * 8 * item, n_pieces // each, 8 * each * item)
-        one = _sectors(tuple(at.tolist()), wide * item, starts)
+        at = LANES // 4 * pitch + columns * item
+        begin = starts(8 * pitch, n_size * item, first * 8 * item, n_pieces // each, 8 * each * item)
+        one = sectors(tuple(at.tolist()), wide * item, begin)
         total += one.times(m_size / 8 * n_pieces / each * (2 * each / wide))
     return total
-
-
-def _items(plan: Plan, tile: Tile, n: str, parts: bool) -> set[int]:
-    """Bytes of an element of what finished elements are made with that lies along `n` in memory."""
-    here = {w.stage for w in tile.works}
-    done = () if parts else (plan.program.stage(w.stage) for w in tile.works)
-    reads = {v for s in done if not s.reduces for v in s.reads if v not in here}
-    return {size_bytes(x.dtype) for x in map(plan.program.value, reads) if x.axes[-1:] == (n,)}
-
-
-def _starts(down: int, across: int, first: int, n: int, step: int) -> tuple[tuple[int, int], ...]:
-    """(bytes into a sector, how often) where `n` stores begin, `step` bytes apart, in rows and tiles beside each other."""
-    at = (i * down + j * across + first + x * step for i in range(2) for j in range(4) for x in range(n))
-    return tuple(sorted(Counter(x % _SECTOR_BYTES for x in at).items()))
-
-
-@lru_cache(4096)
-def _sectors(lanes: tuple[int, ...], size: int, starts: tuple[tuple[int, int], ...]) -> Count:
-    """Sectors that a store of a warp touches, on average over where it begins."""
-    at = np.array(lanes)
-    touched = sum(often * len(np.unique((at + x) // _SECTOR_BYTES)) for x, often in starts)
-    taken = touched / max(1, sum(often for _, often in starts))
-    return Count(taken, min(taken, -(-WARP * size // _SECTOR_BYTES)))
-
-
-# ---------------------------------------------------------------- counting
-def _at(slot: Slot, rows: Integers, columns: Integers) -> Integers:
-    """Bytes in a slot, by the formula that code is generated from."""
-    place = {"row": rows, "column": columns}
-    return np.broadcast_to(_value(slot.at(IntVar("row"), IntVar("column")), place), rows.shape)
-
-
-def _value(x: Whole, names: Mapping[str, Integers]) -> Integers:
-    match x:
-        case Int(v):
-            return np.array(v)
-        case IntVar(name):
-            return names[name]
-        case IntOp(fn, a, b):
-            return _OPS[fn](_value(a, names), _value(b, names))
-        case _:
-            assert_never(x)
-
-
-def _waves(at: Integers, size: int) -> Count:
-    """Waves of instructions [i, lane] that access `size` bytes each at these bytes; -1: the lane does not.
-
-    Accesses of 16 bytes go by quarters of a warp, of 8 by halves; a word that several lanes read is served once.
-    """
-    together = {16: 8, 8: 16}.get(size, WARP)
-    group = (np.arange(at.shape[0])[:, None] * (WARP // together) + _LANES[None] // together)[..., None]
-    words = at[..., None] // 4 + np.arange(-(-size // 4))
-    there = np.broadcast_to(at[..., None] >= 0, words.shape)
-    span = int(words.max()) + 1
-    keys = np.unique((group * span + words)[there])
-    of_group, word = keys // span, keys % span
-    load = np.bincount(of_group * 32 + word % 32, minlength=32 * int(group.max() + 1)).reshape(-1, 32)
-    return Count(float(load.max(axis=1).sum()), float((-(-load.sum(axis=1) // 32)).sum()))

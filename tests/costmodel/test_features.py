@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emmy.costmodel.features import VERSION, dominant_work, feature_names, feature_set, features
+from emmy.costmodel.gpu_features import NAMES as GPU_NAMES
 from emmy.costmodel.traffic import LoopNest, set_share, steps
 from emmy.ir.ops import parse_op
 from emmy.ir.plan import Plan
@@ -152,16 +153,51 @@ def test_a_gpu_plan_tells_conflicts_residency_and_what_is_under_way() -> None:
     assert 2 ** v["log2_read_conflict"] == pytest.approx((16 * 1 + 8 * 8) / 24)
     assert (v["blocks_together"], v["threads_of_limit"], v["by_tma"]) == (2, 2 * 256 / 2048, 0)
     assert v["wave_idle"] == pytest.approx(1 - 128 / 264)
-    assert 2 ** v["log2_in_flight"] == pytest.approx(2 * 2 * 2 * 128 * 64 * 2 / (4.8e6 / 132))
+    assert v["in_flight"] == pytest.approx(128 * 2 * 2 * 128 * 64 * 2 / 4.8e6)  # all blocks have a place
     v = _values(GPU_OP, GPU_SCHEDULES[2], load_target("h200"))
     assert (v["log2_read_conflict"], v["log2_fill_conflict"], v["by_tma"], v["ahead"]) == (0, 0, 1, 1)
     assert (v["log2_raster"], v["log2_store_conflict"]) == (2, 0)  # vectors of 16 bytes, in whole sectors
     assert v["log2_bound_over_roof"] >= max(0, v["log2_chain_over_roof"], v["log2_shared_over_roof"])
 
 
+FEW_ROWS = "matmul:8x4096x3840:f16:nk"
+DIRECT = "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,480) k0.C/atom(direct,8,16,32) k0.C/unroll(8)"
+CLUSTERED = (
+    "k0/split(m,grid,64) k0/split(n,grid,128) k0/split(k,cluster,1024) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
+    "k0/split(n,warpgroup,128) k0/stage(A,tma,8) k0/stage(B,tma,8) k0/specialize(1,0,0) k0.C/atom(wgmma,64,128,16)"
+)
+
+
+def test_a_cluster_is_told_by_its_size_its_exchange_and_the_multiprocessors_it_cannot_reach() -> None:
+    gpu, op = load_target("h200"), "matmul:64x4096x4096:f16:nk"
+    v, alone = (_values(op, s, gpu) for s in (CLUSTERED, CLUSTERED.replace("k0/split(k,cluster,1024) ", "")))
+    assert (v["log2_cluster"], v["log2_k_sharers"], v["blocks_together"], v["fill_warps"]) == (2, 2, 1, 1)
+    assert v["cluster_idle"] == pytest.approx(12 / 132) and v["wave_idle"] == pytest.approx(1 - 128 / 240)
+    assert v["exchanged_of_fetched"] == pytest.approx(4 * 3 * 64 * 4096 / (2 * 4096 * (4096 + 32 * 64)))
+    assert alone["exchanged_of_fetched"] == alone["log2_cluster"] == alone["cluster_idle"] == 0
+    assert v["log2_turns"] == alone["log2_turns"] - 2
+    assert v["in_flight"] == pytest.approx(120 / 32 * alone["in_flight"])  # 128 blocks, 120 places
+    assert v["launches_over_roof"] == 0
+    assert v["log2_wave_bytes"] == pytest.approx(
+        alone["log2_wave_bytes"], abs=0.01
+    )  # A once more for the last two tiles
+
+
+def test_direct_loads_are_told_by_their_size_and_what_is_under_way() -> None:
+    gpu, op = load_target("h200"), "matmul:1x4096x3840:f16:nk"
+    v = _values(op, DIRECT, gpu)
+    assert (v["log2_load_bytes"], v["turns_under_way"], v["log2_k_sharers"], v["log2_warps"]) == (4, 8, 3, 3)
+    assert 2 ** v["log2_turns"] == pytest.approx(15) and v["a_repeats"] == 8 and v["b_repeats"] == 0
+    busy = min(256, 132 * v["blocks_together"])
+    assert v["in_flight"] == pytest.approx(busy * 8 * 8 * 32 * 2 * 17 / 4.8e6)
+    split = _values(op, f"k0/splitk(C,2) {DIRECT} k1/split(m,grid,8) k1/split(n,grid,64)", gpu)
+    assert split["launches_over_roof"] == pytest.approx(2 / 2 ** split["log2_roof_us"])
+    assert not any(np.isnan(x) for name, x in v.items() if name in GPU_NAMES)
+
+
 def test_a_cpu_plan_has_nothing_of_multiprocessors() -> None:
     v = _values("matmul:200x192x256:f32", TILED)
-    assert np.isnan([v[name] for name in feature_names()[feature_names().index("by_tma") :]]).all()
+    assert np.isnan([v[name] for name in GPU_NAMES]).all()
 
 
 def test_the_same_ratios_describe_a_plan_on_a_machine_twice_as_large() -> None:
@@ -175,8 +211,9 @@ def test_a_changed_meaning_needs_a_new_version() -> None:
     rows = [features(parse_op("matmul:200x192x256:f32"), _plan("matmul:200x192x256:f32", s), CPU, 2) for s in SCHEDULES]
     gpu = load_target("h200")
     rows += [features(parse_op(GPU_OP), _plan(GPU_OP, s, gpu), gpu) for s in GPU_SCHEDULES]
+    rows += [features(parse_op(FEW_ROWS), _plan(FEW_ROWS, s, gpu), gpu) for s in (CLUSTERED, DIRECT)]
     text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
-    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (3, "6ab05fb10557a69f")
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (4, "8eaeaa42e8f39943")
 
 
 def test_the_digest_follows_names_and_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,22 @@ from emmy.codegen.build import SourceUnit, source
 from emmy.codegen.emulated import emulate_plan
 from emmy.codegen.emulator import EmuStats
 from emmy.codegen.gpu_build import build
+from emmy.costmodel.counting import WAVE_BYTES, Traffic
 from emmy.costmodel.features import dominant_work, feature_names, features
-from emmy.costmodel.multiprocessor import WAVE_BYTES, Residency, Traffic, bounds, residency, traffic, wave_bytes
+from emmy.costmodel.multiprocessor import (
+    Residency,
+    bounds,
+    filled_by_clusters,
+    residency,
+    traffic,
+    wave_bytes,
+)
 from emmy.ir.ops import parse_op
 from emmy.ir.schedule import replay
 from emmy.ir.target import load_target
 from emmy.testing.five_plans import FIVE_PLANS, Example
 from tests.cuda_codegen.emulated import random_run
+from tests.cuda_codegen.test_direct import tile
 
 TILE = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(m,warp,32) k0/split(n,warp,32)"
 MMA, SIMT, SMALL = "mma,16,8,16", "simt,16,32,4", "simt,8,8,4"
@@ -61,9 +70,9 @@ def test_the_plan_tells_the_waves_bytes_and_sectors_of_its_text(
     assert counted.global_store_bytes == 128 * 128 * (4 if kind.startswith("f32") else 2)
     if transport == "ldg":
         assert moved.fills.taken == counted.smem_store_waves
-        assert moved.copied_bytes == counted.smem_store_bytes <= counted.global_load_bytes
+        assert moved.asked_bytes == counted.smem_store_bytes <= counted.global_load_bytes
         return
-    assert moved.copied_bytes == counted.cp_async_bytes + counted.tma_load_bytes
+    assert moved.asked_bytes == counted.cp_async_bytes + counted.tma_load_bytes
     # What the last iterations ask for beyond the end, cp.async fills with zeros: as many conflicts, more waves.
     ideal = counted.smem_store_waves_ideal
     assert moved.fills.conflict == (counted.smem_store_waves / ideal if ideal else 1)
@@ -107,8 +116,92 @@ def test_warpgroups_read_operands_for_every_instruction(nk: str, columns: int, r
     )
     moved, counted = _both(op, schedule, "h200")
     assert moved.reads.taken * WAVE_BYTES == counted.wgmma_bytes and moved.reads.conflict == 1
-    assert moved.stores.taken == counted.global_store_sectors and moved.copied_bytes == counted.tma_load_bytes
+    assert moved.stores.taken == counted.global_store_sectors and moved.asked_bytes == counted.tma_load_bytes
     assert _residency("h200", schedule, op)[1].blocks == together
+
+
+SHARED_K = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,cluster,{}) k0/split(k,serial,32) "
+WARPS, GROUPS = "k0/split(m,warp,32) k0/split(n,warp,32) ", "k0/split(m,warpgroup,64) k0/split(n,warpgroup,32) "
+TMA = "k0/stage(A,tma,2) k0/stage(B,tma,2) "
+CLUSTERS = {
+    "matrices": ("f16", 2, f"{WARPS}{TMA}k0.C/atom({MMA})"),
+    "matrices, four blocks, a bias": ("bf16:nk,bias", 4, f"{WARPS}{TMA}k0.C/atom({MMA})"),
+    "sums in halves": ("f16:nk", 2, f"{WARPS}{TMA}k0.C/atom(hybrid,16,8,32)"),
+    "f32": ("f32", 4, f"{WARPS}{TMA}k0.C/atom({SIMT})"),
+    "f32, small atoms": ("f32:nk", 2, f"{WARPS}{TMA}k0.C/atom({SMALL})"),
+    "warpgroups and a producer": ("f16:nk", 4, f"{GROUPS}{TMA}k0/specialize(2,40,232) k0.C/atom(wgmma,64,32,16)"),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_blocks_of_a_cluster_give_take_and_store_what_their_text_does(name: str) -> None:
+    kind, blocks, rest = CLUSTERS[name]
+    moved, counted = _both(f"matmul:128x128x256:{kind}", SHARED_K.format(256 // blocks) + rest, "h200")
+    by_engine = counted.wgmma_bytes / WAVE_BYTES
+    assert moved.reads.taken == counted.smem_load_waves + by_engine
+    assert moved.reads.ideal == counted.smem_load_waves_ideal + by_engine
+    assert (moved.fills.taken, moved.fills.ideal) == (counted.smem_store_waves, counted.smem_store_waves_ideal)
+    assert (moved.stores.taken, moved.stores.ideal) == (
+        counted.global_store_sectors,
+        counted.global_store_sectors_ideal,
+    )
+    assert moved.exchanged_bytes == counted.dsmem_bytes == 4 * 128 * 128 * (blocks - 1)
+    assert (moved.asked_bytes, moved.blocks) == (counted.tma_load_bytes, 4 * blocks)
+
+
+def test_sums_that_blocks_exchange_take_shared_memory_and_clusters_leave_multiprocessors_empty() -> None:
+    target, op = load_target("h200"), "matmul:128x128x256:f16"
+    ring = 2 * 2 * (32 * 64 * 2) + 64 + 1024  # two operands of two slots, barriers, what every block reserves
+    for blocks in (2, 4):
+        _, r = _residency("h200", SHARED_K.format(256 // blocks) + f"{WARPS}{TMA}k0.C/atom({MMA})", op)
+        assert r.blocks == min(6, target.smem_sm_bytes // (ring + 4 * 64 * 72))
+        assert r.places == 132 * r.blocks  # several blocks of one multiprocessor
+    assert [round(132 * filled_by_clusters(n, 1)) for n in (1, 2, 3, 4, 8)] == [132, 132, 120, 120, 112]
+    assert filled_by_clusters(8, 2) == filled_by_clusters(4, 1) and filled_by_clusters(2, 6) == 1
+
+
+def test_what_the_copy_engine_brings_beyond_a_block_is_asked_for_and_at_the_edge_not_there() -> None:
+    schedule = (
+        "k0/split(m,grid,64) k0/split(n,grid,240) k0/split(k,serial,32) k0/split(m,warpgroup,64) "
+        f"k0/split(n,warpgroup,240) {TMA}k0.C/atom(wgmma,64,240,16)"
+    )
+    moved, counted = _both("matmul:64x480x64:f16", schedule, "h200")
+    assert moved.asked_bytes == counted.tma_load_bytes == 2 * 64 * (2 * 64 + 2 * 256)
+    assert moved.fetched_bytes == 2 * 64 * (2 * 64 + 256 + 240)
+
+
+DIRECT = {
+    "B along k": ("matmul:8x64x256:f16:nk", 16, 64, 16, 2),
+    "B along n": ("matmul:8x64x256:f16", 64, 64, 64, 2),
+    "two tiles a warp": ("matmul:8x64x256:bf16:nk", 32, 64, 16, 2),
+    "loads of 8 bytes": ("matmul:8x64x128:f16", 32, 64, 32, 1),
+    "one warp": ("matmul:8x64x64:f16:nk", 16, 64, 16, 2),
+    "one warp, B along n": ("matmul:8x64x64:f16", 64, 64, 64, 2),
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_lanes_that_load_operands_bring_and_share_what_their_text_does(name: str) -> None:
+    op, columns, share, atom, unroll = DIRECT[name]
+    moved, counted = _both(op, tile(columns, share, atom, unroll), "h200")
+    assert moved.asked_bytes == moved.fetched_bytes == counted.global_load_bytes
+    assert (moved.reads.taken, moved.reads.ideal) == (counted.smem_load_waves, counted.smem_load_waves_ideal)
+    assert (moved.fills.taken, moved.fills.ideal) == (counted.smem_store_waves, counted.smem_store_waves_ideal)
+    assert (moved.stores.taken, moved.stores.ideal) == (
+        counted.global_store_sectors,
+        counted.global_store_sectors_ideal,
+    )
+    assert (moved.turns, moved.depth, moved.load_bytes) == (share // 32, unroll, 16 if "nk" in op else atom // 4)
+    warps = parse_op(op).program().dim("k") // share  # type: ignore[operator]
+    assert moved.in_flight_bytes == warps * unroll * 32 * 2 * (columns + 8)
+
+
+@pytest.mark.parametrize("op", ["matmul:3x64x256:f16:nk", "matmul:1x64x256:bf16"])
+def test_rows_that_do_not_exist_bring_nothing(op: str) -> None:
+    moved, counted = _both(op, tile(64, 64, 16, 2), "h200")
+    rows = int(op.split(":")[1].split("x")[0])
+    assert moved.fetched_bytes == 2 * 256 * (64 + rows) <= counted.global_load_bytes
+    assert moved.stores.taken == counted.global_store_sectors
 
 
 def test_rows_without_a_layout_conflict_and_the_swizzle_does_not() -> None:
@@ -121,7 +214,23 @@ def test_rows_without_a_layout_conflict_and_the_swizzle_does_not() -> None:
 def test_ragged_edges_are_counted_as_whole_blocks(op: str) -> None:
     moved, counted = _both(op, _schedule("cp_async", "", MMA), "rtx4090")
     assert moved.reads.taken == counted.smem_load_waves
-    assert moved.copied_bytes >= counted.cp_async_bytes and moved.stores.taken >= counted.global_store_sectors
+    assert moved.asked_bytes >= counted.cp_async_bytes and moved.stores.taken >= counted.global_store_sectors
+
+
+def test_workers_that_fill_for_the_next_tile_wait_for_memory_once() -> None:
+    target, op = load_target("h200"), "matmul:2048x2048x512:f16:nk"
+    schedule = (
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
+        "k0/split(n,warpgroup,32) k0/stage(A,tma,4) k0/stage(B,tma,4) k0/specialize(2,40,232) "
+    )
+    atom, chains = "k0.C/atom(wgmma,64,32,16)", []
+    for persist in ("", "k0/persist(132) "):
+        unit, r = _residency("h200", schedule + persist + atom, op)
+        launch, work = dominant_work(unit.plan)
+        moved = traffic(unit.plan, launch, work, work.atoms[0], target)
+        assert moved is not None and (r.places, moved.blocks) == (132, 1024)
+        chains.append(bounds(moved, r, target, 10.0, joined=bool(persist)).chain_us)
+    assert chains == [8 * (8 + 4) / 4, (8 * 8 + 4) / 4]  # eight tiles a multiprocessor, eight fills each
 
 
 def test_parts_of_a_split_fold_are_stored_in_f32() -> None:
@@ -185,7 +294,7 @@ def test_plans_that_are_no_plain_matmul_are_counted_or_left_out(example: Example
             for atom in (a for a in work.atoms if a.stage == work.stage):
                 assert 1 <= residency(plan, launch, work, atom, target).blocks <= target.max_blocks_sm
                 moved = traffic(plan, launch, work, atom, target)
-                assert moved is None or (moved.copied_bytes > 0 and moved.reads.conflict == 1)
+                assert moved is None or (moved.asked_bytes > 0 and moved.reads.conflict == 1)
 
 
 @pytest.mark.parametrize("seed", range(25))
