@@ -31,6 +31,20 @@ _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     *_bugs(
         "wgmma",
+        (
+            "warps of a group have descriptors of their own",
+            r"emmy_uniform\(slot \* 8192\)",
+            "slot * 8192 + warp * 1024",
+            "divergent",
+        ),
+        ("the last product starts the sums again", r"6144\), 1\)", "6144), 0)", "wrong"),
+        ("A's coordinates are exchanged", r"(&A_map, .*), (0|k \+ 64), m_lo\)", r"\1, m_lo, \2)", "wrong"),
+        (
+            "only the first fill is waited for",
+            r"(emmy_mbar_wait\(smem \+ slot \* 8 \+ \d+, phase\))",
+            r"if (k == 0) \1",
+            "race",
+        ),
         ("the step before is not waited for", r"^ +emmy_wgmma_wait<1>\(\);\n", "", "race"),
         ("one step too many is under way", r"emmy_wgmma_wait<1>", "emmy_wgmma_wait<2>", "race"),
         ("sums are read before the wait", _LAST_WAIT, "", "wrong copy"),
@@ -79,6 +93,17 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     ),
     *_bugs(
         "roles",
+        ("the producer waits after it fills", r"( +emmy_mbar_wait\(.*phase \^ 1\);\n)((?:.*\n){3})", r"\2\1", "race"),
+        ("the consumers' phase never changes", r"(inc<232>(?:.*\n)*?.*)phase = phase \^ 1;", r"\1", "race deadlock"),
+        ("the consumers take the ring to be longer", r"(inc<232>(?:.*\n)*?.*)slot == 2", r"\1slot == 3", "bounds race"),
+        ("sums have fewer columns than the tile", "wgmma_n32", "wgmma_n24", "wrong"),
+        ("the consumers take fewer registers than they have", "inc<232>", "inc<160>", "registers"),
+        (
+            "registers are given after the work",
+            r"( +emmy_setmaxnreg_dec<40>\(\);\n)((?:.*\n)*?)(  if \(warp < 8)",
+            r"\2if (7 < warp) \1\3",
+            "deadlock",
+        ),
         ("the producer fills one step too many", r"k < 192", "k < 256", "wrong exit deadlock"),
         ("the producer fills one step too few", r"k < 192", "k < 128", "deadlock wrong"),
         ("the consumers take one step too few", r"k1 < 192", "k1 < 128", "deadlock wrong exit"),
@@ -144,6 +169,14 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ("every block begins with the first tile", "int tile = block", "int tile = 0", "wrong"),
         ("the walk ends one tile early", "tile < 3", "tile < 2", "wrong"),
     ),
+    _first("roles", "the producer's phase never changes", r"phase = phase \^ 1;", "", "race deadlock"),
+    _first(
+        "roles",
+        "the producer fetches the same rows for every tile",
+        r"m_lo = tile \* 128",
+        "m_lo = block * 128",
+        "wrong",
+    ),
     _first("roles", "the producer leaves out tiles", "tile \\+= 2", "tile += 3", "deadlock"),
     _first(
         "roles",
@@ -154,6 +187,13 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     ),
     *_bugs(
         "walked store",
+        (
+            "another lane waits for the store",
+            r" +emmy_bulk_wait_read<0>\(\);\n +\}\n",
+            "}\nif (lane == 1) emmy_bulk_wait_read<0>();\n",
+            "race copy",
+        ),
+        ("bf16 is multiplied as f16", "_bf16_ss", "_f16_ss", "wrong"),
         ("no fence before the store", r"^ +emmy_fence_async\(\);\n", "", "proxy"),
         (
             "a lane stores before its warp has written",
@@ -209,6 +249,9 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     ),
     *_bugs(
         "cluster",
+        ("a block does not wait for the other's end", r"^ +emmy_cluster_wait\(\);\n\}", "}", "exit"),
+        ("barriers are not fenced", r"^ +emmy_mbar_fence_init\(\);\n", "", "proxy"),
+        ("barriers are used before they are seen", r"^  emmy_syncthreads\(\);\n", "", "race barrier"),
         ("no cluster barrier before the exchange", _EXCHANGE, r"\1", "race"),
         ("a barrier of the block before the exchange", _EXCHANGE, r"\1  emmy_syncthreads();\n", "race"),
         (
