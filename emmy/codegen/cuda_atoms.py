@@ -47,6 +47,10 @@ class Fold(ABC):
         """Where a thread's sums stand in the block, and the registers of one vector of them."""
 
     @abstractmethod
+    def preload(self) -> tuple[Stmt, ...]:
+        """The first operands that no launch writes, from memory to registers; `compute` then begins with them."""
+
+    @abstractmethod
     def share(self) -> tuple[Stmt, ...]:
         """The sums to shared memory."""
 
@@ -91,6 +95,9 @@ class Contraction(Fold):
     @property
     def shared(self) -> bool:  # type: ignore[override]
         return self.exchange is not None
+
+    def preload(self) -> tuple[Stmt, ...]:
+        raise self.w.cannot(f"{self.atom.name} reads operands of {self.stage.out} from shared memory")
 
     def share(self) -> tuple[Stmt, ...]:
         if self.exchange is None:

@@ -64,6 +64,7 @@ class Direct(Fold):
     parts: int
     columns: int  # of the block
     base: int  # first byte of the shares
+    preloaded: _Source | None = None  # where the operands are of which the first of B are under way
 
     # ------------------------------------------------------------ sizes
     @property
@@ -125,7 +126,7 @@ class Direct(Fold):
 
     def compute(self) -> tuple[Stmt, ...]:
         """A first fill of all slots; then every step is multiplied and its slot refilled, until no loads are left."""
-        source = self._source()
+        source = self.preloaded or self._source()
         slots, rest = self.slots, self.steps - self.slots
         laps, left = divmod(rest, slots)
         t = IntVar(self.w.fresh("step"))
@@ -135,12 +136,19 @@ class Direct(Fold):
         body = here.lets if here is not source else ()
         for at, count in groups:
             body += self._use(at, count) + self._fill(here, at, count, plus(base, Int(slots)))
-        out = (*source.lets, *self._fill(source, 0, slots, Int(0)))
+        out = () if self.preloaded else (*source.lets, *self._fill_b(source, 0, slots, Int(0)))
+        self.preloaded = None
+        out += self._fill_a(source, 0, slots, Int(0))
         if laps:
             out += (For(t.name, Int(0), Int(laps * slots), slots, body, ROLLED),)
         for at, count in groups:
             out += self._use(at, count) + self._fill(source, at, max(0, min(count, left - at)), Int((laps + 1) * slots))
         return out + self._use(0, left)
+
+    def preload(self) -> tuple[Stmt, ...]:
+        """By plain loads: ptxas moves those of memory that nobody writes (ld.global.nc) behind griddepcontrol.wait."""
+        source = self.preloaded = self._source()
+        return (*source.lets, *self._fill_b(source, 0, self.slots, Int(0), plain=True))
 
     def close(self) -> tuple[Stmt, ...]:
         if self.chains == 1:
@@ -159,9 +167,15 @@ class Direct(Fold):
 
     def _fill(self, source: _Source, at: int, count: int, step: Whole) -> tuple[Stmt, ...]:
         """Slots from `at` on with the operands of steps from `step` + `at` on."""
+        return self._fill_b(source, at, count, step) + self._fill_a(source, at, count, step)
+
+    def _fill_b(self, source: _Source, at: int, count: int, step: Whole, *, plain: bool = False) -> tuple[Stmt, ...]:
         s = plus(counter("s", count), Int(at))
-        t = plus(step, s)
-        return (*unrolled("s", count, self._load_b(source, s, t)), *unrolled("s", count, self._load_a(source, s, t)))
+        return unrolled("s", count, self._load_b(source, s, plus(step, s), plain))
+
+    def _fill_a(self, source: _Source, at: int, count: int, step: Whole) -> tuple[Stmt, ...]:
+        s = plus(counter("s", count), Int(at))
+        return unrolled("s", count, self._load_a(source, s, plus(step, s)))
 
     def _source(self) -> _Source:
         """Where this lane's operands of the warp's share begin in memory."""
@@ -219,9 +233,9 @@ class Direct(Fold):
         at = next((i for i, x in enumerate(w.nest) if x.level == "warp" and x.axis == k), None)
         return w.scope[k].full and (at is None or w.plan.extent(w.nest[:at], k) % w.nest[at].step == 0)
 
-    def _load_b(self, source: _Source, slot: Whole, step: Whole) -> tuple[Stmt, ...]:
+    def _load_b(self, source: _Source, slot: Whole, step: Whole, plain: bool) -> tuple[Stmt, ...]:
         held, size = self._held(self.b), self.vector // 2
-        helper = f"emmy_ldg_b{16 * self.vector}_nc"
+        helper = f"emmy_ldg_b{16 * self.vector}" + ("" if plain else "_nc")
         along, out = source.along(step), list[Stmt]()
         for j in range(self.tiles):
             for i in range(self.loads):

@@ -66,6 +66,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Outline,
+    Preload,
     Settle,
     Share,
     Step,
@@ -225,12 +226,12 @@ class _Expand:
                 return (Do("emmy_pdl_wait"),)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
-            case Compute() | Fetch() | Finish() | Settle() | Share() | Gather():
+            case Compute() | Fetch() | Preload() | Finish() | Settle() | Share() | Gather():
                 return self._fold(s)
             case _:
                 raise self.w.cannot(f"a GPU has no step {s}")
 
-    def _fold(self, s: Compute | Fetch | Finish | Settle | Share | Gather) -> tuple[Stmt, ...]:
+    def _fold(self, s: Compute | Fetch | Preload | Finish | Settle | Share | Gather) -> tuple[Stmt, ...]:
         fold = self.sums[s.stage]
         match s:
             case Compute():
@@ -241,6 +242,8 @@ class _Expand:
                 return fold.finish()
             case Settle(_, pending) if isinstance(fold, Contraction):
                 return fold.settle(pending)
+            case Preload():
+                return fold.preload()
             case Share():
                 return fold.share()
             case Gather():

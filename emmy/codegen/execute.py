@@ -37,6 +37,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Outline,
+    Preload,
     RoleSteps,
     Settle,
     Share,
@@ -302,7 +303,7 @@ class _Agent:
                 self.settle(x, n)
             case Fetch(x, ahead):
                 self.fetch(x, ahead)
-            case Finish(x):
+            case Preload(x) | Finish(x):
                 self.accumulators(x)
             case FoldParts(x):
                 self.fold_parts(x)

@@ -78,6 +78,22 @@ def test_one_warp_shares_nothing():
     assert "emmy_syncthreads" not in u.text and "EMMY_SMEM(smem)" not in u.text
 
 
+def test_weights_are_under_way_before_an_early_launch_waits_and_activations_are_not():
+    r = Run("matmul:3x32x256:f16:nk,bias", "h200", tile(16, 64, 16, 2) + " k0/pdl()")
+    text = unit(r.op, r.schedule, r.gpu).text
+    before, after = text[text.rindex("emmy_pdl_launch();") :].split("emmy_pdl_wait();")
+    assert before.count("ldg_b128(B_held") == 2 and "A_held +" not in before
+    assert "B_from" not in after and "ldg_b128(A_held" in after
+    assert r.error_norm()[0] <= 1
+
+
+def test_resident_blocks_use_the_memory_of_their_sums_again():
+    for order in range(4):
+        r = Run("matmul:3x80x256:f16:nk,bias", "h200", tile(16, 64, 16, 2) + " k0/persist(2)", order=order)
+        error, stats = r.error_norm()
+        assert error <= 1 and stats[0].block_syncs == 2 * 5
+
+
 # ---------------------------------------------------------------- machine code
 LARGE = {
     "nk": ("matmul:1x4096x3840:f16:nk", tile(16, 480, 16, 8), 2),
@@ -109,6 +125,15 @@ def test_all_loads_of_the_slots_are_under_way_before_the_first_product(name: str
     work = la.tile.work("C")
     estimate = thread_registers(u.plan, la, work, work.atoms[0], ("m", "n", "k"))
     assert estimate - 40 <= cubin.kernels[0].n_regs <= estimate + 8
+
+
+@pytest.mark.parametrize("gpu", ["h200", "rtx5090"])
+def test_weights_stay_before_the_wait_in_machine_code_too(gpu: str):
+    op, schedule, loads = LARGE["nk"]
+    text = unit(op, f"{schedule} k0/pdl()", gpu).text
+    code = mnemonics(compile_cubin(text, load_target(gpu).arch).data, "k0")
+    wait = code.index("ACQBULK")
+    assert code[:wait].count("LDG") == 8 * loads and "HMMA" not in code[:wait]
 
 
 def test_a_loop_of_loads_stays_a_loop():
