@@ -45,7 +45,6 @@ from emmy.ir.program import Stage
 
 _VECTOR = 8  # elements of 16 bytes
 _THREADS = 768  # of a multiprocessor: more add little to the loads under way
-_GROUPS = 4  # that the slots are refilled in: the hardware counts loads under way with 6 counters a warp
 
 
 @dataclass(slots=True)
@@ -129,21 +128,17 @@ class Direct(Fold):
         source = self.preloaded or self._source()
         slots, rest = self.slots, self.steps - self.slots
         laps, left = divmod(rest, slots)
-        t = IntVar(self.w.fresh("step"))
-        size = -(-slots // _GROUPS)
-        groups = [(at, min(size, slots - at)) for at in range(0, slots, size)]
-        here, base = (source, t) if source.ragged else (self._moved(source, t), Int(0))
-        body = here.lets if here is not source else ()
-        for at, count in groups:
-            body += self._use(at, count) + self._fill(here, at, count, plus(base, Int(slots)))
         out = () if self.preloaded else (*source.lets, *self._fill_b(source, 0, slots, Int(0)))
         self.preloaded = None
         out += self._fill_a(source, 0, slots, Int(0))
         if laps:
+            t = IntVar(self.w.fresh("step"))
+            here, ahead = (source, t) if source.ragged else (self._moved(source, t), Int(0))
+            lets = here.lets if here is not source else ()
+            body = (*lets, *self._use(0, slots), *self._fill(here, 0, slots, plus(ahead, Int(slots))))
             out += (For(t.name, Int(0), Int(laps * slots), slots, body, ROLLED),)
-        for at, count in groups:
-            out += self._use(at, count) + self._fill(source, at, max(0, min(count, left - at)), Int((laps + 1) * slots))
-        return out + self._use(0, left)
+        last = Int((laps + 1) * slots)
+        return (*out, *self._use(0, slots), *self._fill(source, 0, left, last), *self._use(0, left))
 
     def preload(self) -> tuple[Stmt, ...]:
         """By plain loads: ptxas moves those of memory that nobody writes (ld.global.nc) behind griddepcontrol.wait."""
@@ -235,7 +230,7 @@ class Direct(Fold):
 
     def _load_b(self, source: _Source, slot: Whole, step: Whole, plain: bool) -> tuple[Stmt, ...]:
         held, size = self._held(self.b), self.vector // 2
-        helper = f"emmy_ldg_b{16 * self.vector}" + ("" if plain else "_nc")
+        helper = f"emmy_ldg_b{16 * self.vector}" + ("" if plain else self.w.how_to_load(self.b).removeprefix("ldg"))
         along, out = source.along(step), list[Stmt]()
         for j in range(self.tiles):
             for i in range(self.loads):
