@@ -28,6 +28,7 @@ class Fold(ABC):
     """A stage folded by the warps of a block, its sums in registers from `open` to `close`."""
 
     __slots__ = ()
+    widest = 8  # elements that a thread finishes at once of sums that it gathers
     shared = False  # whether warps fold shares of one element, which meet in shared memory
 
     @abstractmethod

@@ -67,8 +67,12 @@ class Direct(Fold):
 
     # ------------------------------------------------------------ sizes
     @property
+    def widest(self) -> int:  # type: ignore[override]
+        return 1  # there are few elements, and many shares of each
+
+    @property
     def shared(self) -> bool:  # type: ignore[override]
-        return self.parts > 1
+        return self.parts * self.w.cluster > 1
 
     @property
     def axes(self) -> tuple[str, str, str]:
@@ -301,7 +305,7 @@ class Direct(Fold):
     def share(self) -> tuple[Stmt, ...]:
         w, (m, n, k) = self.w, self.axes
         columns, rows, row, column, at = self._place()
-        step = next(x.step for x in w.nest if x.level == "warp" and x.axis == k)
+        step = next((x.step for x in w.nest if x.level == "warp" and x.axis == k), 1)
         part = w.let("part_of_k", over(w.warp_offset(k), Int(step)))
         word = w.fresh("word")
         to = self._shared(part, row, plus(w.warp_offset(n), column))
@@ -322,17 +326,23 @@ class Direct(Fold):
         component = self.stage.monoid.state[0][0]
 
         def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
-            name, words, part = w.fresh(self.stage.out + "_all"), w.fresh("words"), IntVar("part_no")
+            name, words = w.fresh(self.stage.out + "_all"), w.fresh("words")
+            part, rank, e = counter("part_no", self.parts), counter("rank", w.cluster), counter("e", spread.width)
             row, column = minus(spread.spot[m], w.scope[m].lo), minus(spread.spot[n], w.scope[n].lo)
-            load = Do("emmy_lds_b32", (Ref(words, part), self._shared(part, row, column)))
-            add = Call("add", (Load(name, Int(0)), Call("as_f32", (Load(words, part),))))
-            return (
-                Regs(words, "b32", self.parts),
-                *unrolled(part.name, self.parts, (load,)),
-                Regs(name, "f32", 1),
-                Store(name, Int(0), Num(0.0)),
-                *unrolled(part.name, self.parts, (Store(name, Int(0), add),)),
-            ), {component: name}
+            from_, word = self._shared(part, row, plus(column, e)), plus(times(rank, Int(self.parts)), part)
+            load = (
+                Do("emmy_lds_b32", (Ref(words, word), from_))
+                if w.cluster == 1
+                else Do("emmy_ld_rank_b32", (Ref(words, word), from_, rank))
+            )
+            add = Call("add", (Load(name, e), Call("as_f32", (Load(words, word),))))
+
+            def each(body: Stmt) -> tuple[Stmt, ...]:
+                return unrolled("rank", w.cluster, unrolled("part_no", self.parts, (body,)))
+
+            element = (Store(name, e, Num(0.0)), *each(load), *each(Store(name, e, add)))
+            regs = (Regs(words, "b32", self.parts * w.cluster), Regs(name, "f32", spread.width))
+            return (*regs, *unrolled("e", spread.width, element)), {component: name}
 
         return make
 
@@ -367,7 +377,7 @@ def direct(w: Walk, work: Work) -> Direct | None:
     m, n, k = mnk_axes(stage)
     a, b = (f for f in factors(stage.body) if isinstance(f, Read))
     assert m is not None
-    loops = tuple(x for x in w.nest if x.level in ("grid", "serial", "warp"))
+    loops = tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", "warp"))
     if len(loops) < len(w.nest) or sum(x.level == "warp" and x.axis == k for x in loops) > 1:
         raise w.cannot(f"{atom.name} shares {k} among warps once, and nothing among lanes")
     size = {x: w.plan.extent(loops, x) for x in (m, n, k)}
@@ -390,7 +400,7 @@ def direct(w: Walk, work: Work) -> Direct | None:
         columns,
         0,
     )
-    if parts > 1:
+    if found.shared:
         found.base = w.allocate(4 * parts * ROWS * found.pitch)
     return found
 

@@ -286,7 +286,7 @@ class _Expand:
             return self._dealt(chain, stage), used
         fold = self.sums.pop(s.stage)
         if fold.shared:
-            return self._dealt(chain, stage, fold.gathered()), used
+            return self._dealt(chain, stage, fold.gathered(), fold.widest), used
         spread, sums = fold.spread()
         assert stage.monoid is not None
         return (*fold.close(), *chain.emit(spread, {stage.monoid.state[0][0]: sums})), used
@@ -312,13 +312,13 @@ class _Expand:
         here = {k.stage for k in self.w.launch.tile.works}
         return not s.reduces and s.axes == axes and all(v in made or v not in here for v in s.reads)
 
-    def _dealt(self, chain: Chain, stage: Stage, fold: States | None = None) -> tuple[Stmt, ...]:
-        """The block's elements dealt to all threads, vector by vector; one by one those that `fold` takes from shared memory."""
+    def _dealt(self, chain: Chain, stage: Stage, fold: States | None = None, widest: int = _WIDEST) -> tuple[Stmt, ...]:
+        """The block's elements dealt to all threads, in vectors of at most `widest`. `fold` makes the sums they begin with."""
         w = self.w
         if not stage.axes:
             raise w.cannot(f"{stage.out} is one number; a GPU deals elements along axes")
         sizes = [w.scope[a].size for a in stage.axes]
-        width = chain.width(stage.axes, gcd(_WIDEST, sizes[-1])) if fold is None or w.cluster > 1 else 1
+        width = chain.width(stage.axes, gcd(widest, sizes[-1]))
         counts = [*sizes[:-1], sizes[-1] // width]
         vectors = prod(counts)
         agents = w.threads * w.cluster

@@ -41,6 +41,12 @@ RUNS = {
     "time around the shares": Run(
         "matmul:2x32x256:f16:nk", "h200", tile(16, 64, 16, 2, more="k0/split(k,serial,128) ")
     ),
+    "blocks of a cluster share k too": Run(
+        "matmul:3x80x512:f16:nk,bias", "h200", tile(16, 64, 16, 2, more="k0/split(k,cluster,256) ")
+    ),
+    "blocks of a cluster alone": Run(
+        "matmul:8x41x256:bf16:nk", "h200", tile(16, 64, 16, 2, more="k0/split(k,cluster,64) ")
+    ),
     "blocks share k too": Run("matmul:4x64x512:f16:nk", "a100", tile(32, 64, 16, 2, "k0/splitk(C,2) ", then=FINISH)),
 }  # fmt: skip
 
