@@ -171,10 +171,11 @@ def test_other_shapes_are_staged(op: str):
 def test_both_forms_are_points_of_one_space():
     import random
 
-    space, rng = ScheduleSpace(parse_op("matmul:1x4096x3840:f16:nk"), load_target("h200")), random.Random(0)
+    space, rng = ScheduleSpace(parse_op("matmul:1x30720x3840:f16:nk"), load_target("h200")), random.Random(0)
     points = [space.sample(rng) for _ in range(60)]
     forms = {("direct" in p.key, "stage(" in p.key) for p in points}
     assert forms == {(True, False), (False, True)}
+    assert all("unroll(" in p.key for p in points if "direct" in p.key)
     for p in points[:20]:
         found = space.locate(p.key)
         assert found is not None and found.key == p.key
