@@ -28,6 +28,7 @@ class Fold(ABC):
     """A stage folded by the warps of a block, its sums in registers from `open` to `close`."""
 
     __slots__ = ()
+    widest = 8  # elements that a thread finishes at once of sums that it gathers
     shared = False  # whether warps fold shares of one element, which meet in shared memory
 
     @abstractmethod
@@ -45,6 +46,10 @@ class Fold(ABC):
     @abstractmethod
     def spread(self) -> tuple[Spread, Ref]:
         """Where a thread's sums stand in the block, and the registers of one vector of them."""
+
+    @abstractmethod
+    def preload(self) -> tuple[Stmt, ...]:
+        """The first operands that no launch writes, from memory to registers; `compute` then begins with them."""
 
     @abstractmethod
     def share(self) -> tuple[Stmt, ...]:
@@ -91,6 +96,9 @@ class Contraction(Fold):
     @property
     def shared(self) -> bool:  # type: ignore[override]
         return self.exchange is not None
+
+    def preload(self) -> tuple[Stmt, ...]:
+        raise self.w.cannot(f"{self.atom.name} reads operands of {self.stage.out} from shared memory")
 
     def share(self) -> tuple[Stmt, ...]:
         if self.exchange is None:

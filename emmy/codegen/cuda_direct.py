@@ -45,7 +45,6 @@ from emmy.ir.program import Stage
 
 _VECTOR = 8  # elements of 16 bytes
 _THREADS = 768  # of a multiprocessor: more add little to the loads under way
-_GROUPS = 4  # that the slots are refilled in: the hardware counts loads under way with 6 counters a warp
 
 
 @dataclass(slots=True)
@@ -64,11 +63,16 @@ class Direct(Fold):
     parts: int
     columns: int  # of the block
     base: int  # first byte of the shares
+    preloaded: _Source | None = None  # where the operands are of which the first of B are under way
 
     # ------------------------------------------------------------ sizes
     @property
+    def widest(self) -> int:  # type: ignore[override]
+        return 1  # there are few elements, and many shares of each
+
+    @property
     def shared(self) -> bool:  # type: ignore[override]
-        return self.parts > 1
+        return self.parts * self.w.cluster > 1
 
     @property
     def axes(self) -> tuple[str, str, str]:
@@ -125,22 +129,25 @@ class Direct(Fold):
 
     def compute(self) -> tuple[Stmt, ...]:
         """A first fill of all slots; then every step is multiplied and its slot refilled, until no loads are left."""
-        source = self._source()
+        source = self.preloaded or self._source()
         slots, rest = self.slots, self.steps - self.slots
         laps, left = divmod(rest, slots)
-        t = IntVar(self.w.fresh("step"))
-        size = -(-slots // _GROUPS)
-        groups = [(at, min(size, slots - at)) for at in range(0, slots, size)]
-        here, base = (source, t) if source.ragged else (self._moved(source, t), Int(0))
-        body = here.lets if here is not source else ()
-        for at, count in groups:
-            body += self._use(at, count) + self._fill(here, at, count, plus(base, Int(slots)))
-        out = (*source.lets, *self._fill(source, 0, slots, Int(0)))
+        out = () if self.preloaded else (*source.lets, *self._fill_b(source, 0, slots, Int(0)))
+        self.preloaded = None
+        out += self._fill_a(source, 0, slots, Int(0))
         if laps:
+            t = IntVar(self.w.fresh("step"))
+            here, ahead = (source, t) if source.ragged else (self._moved(source, t), Int(0))
+            lets = here.lets if here is not source else ()
+            body = (*lets, *self._use(0, slots), *self._fill(here, 0, slots, plus(ahead, Int(slots))))
             out += (For(t.name, Int(0), Int(laps * slots), slots, body, ROLLED),)
-        for at, count in groups:
-            out += self._use(at, count) + self._fill(source, at, max(0, min(count, left - at)), Int((laps + 1) * slots))
-        return out + self._use(0, left)
+        last = Int((laps + 1) * slots)
+        return (*out, *self._use(0, slots), *self._fill(source, 0, left, last), *self._use(0, left))
+
+    def preload(self) -> tuple[Stmt, ...]:
+        """By plain loads: ptxas moves those of memory that nobody writes (ld.global.nc) behind griddepcontrol.wait."""
+        source = self.preloaded = self._source()
+        return (*source.lets, *self._fill_b(source, 0, self.slots, Int(0), plain=True))
 
     def close(self) -> tuple[Stmt, ...]:
         if self.chains == 1:
@@ -159,9 +166,15 @@ class Direct(Fold):
 
     def _fill(self, source: _Source, at: int, count: int, step: Whole) -> tuple[Stmt, ...]:
         """Slots from `at` on with the operands of steps from `step` + `at` on."""
+        return self._fill_b(source, at, count, step) + self._fill_a(source, at, count, step)
+
+    def _fill_b(self, source: _Source, at: int, count: int, step: Whole, *, plain: bool = False) -> tuple[Stmt, ...]:
         s = plus(counter("s", count), Int(at))
-        t = plus(step, s)
-        return (*unrolled("s", count, self._load_b(source, s, t)), *unrolled("s", count, self._load_a(source, s, t)))
+        return unrolled("s", count, self._load_b(source, s, plus(step, s), plain))
+
+    def _fill_a(self, source: _Source, at: int, count: int, step: Whole) -> tuple[Stmt, ...]:
+        s = plus(counter("s", count), Int(at))
+        return unrolled("s", count, self._load_a(source, s, plus(step, s)))
 
     def _source(self) -> _Source:
         """Where this lane's operands of the warp's share begin in memory."""
@@ -219,9 +232,9 @@ class Direct(Fold):
         at = next((i for i, x in enumerate(w.nest) if x.level == "warp" and x.axis == k), None)
         return w.scope[k].full and (at is None or w.plan.extent(w.nest[:at], k) % w.nest[at].step == 0)
 
-    def _load_b(self, source: _Source, slot: Whole, step: Whole) -> tuple[Stmt, ...]:
+    def _load_b(self, source: _Source, slot: Whole, step: Whole, plain: bool) -> tuple[Stmt, ...]:
         held, size = self._held(self.b), self.vector // 2
-        helper = f"emmy_ldg_b{16 * self.vector}_nc"
+        helper = f"emmy_ldg_b{16 * self.vector}" + ("" if plain else self.w.how_to_load(self.b).removeprefix("ldg"))
         along, out = source.along(step), list[Stmt]()
         for j in range(self.tiles):
             for i in range(self.loads):
@@ -292,7 +305,7 @@ class Direct(Fold):
     def share(self) -> tuple[Stmt, ...]:
         w, (m, n, k) = self.w, self.axes
         columns, rows, row, column, at = self._place()
-        step = next(x.step for x in w.nest if x.level == "warp" and x.axis == k)
+        step = next((x.step for x in w.nest if x.level == "warp" and x.axis == k), 1)
         part = w.let("part_of_k", over(w.warp_offset(k), Int(step)))
         word = w.fresh("word")
         to = self._shared(part, row, plus(w.warp_offset(n), column))
@@ -313,17 +326,23 @@ class Direct(Fold):
         component = self.stage.monoid.state[0][0]
 
         def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
-            name, words, part = w.fresh(self.stage.out + "_all"), w.fresh("words"), IntVar("part_no")
+            name, words = w.fresh(self.stage.out + "_all"), w.fresh("words")
+            part, rank, e = counter("part_no", self.parts), counter("rank", w.cluster), counter("e", spread.width)
             row, column = minus(spread.spot[m], w.scope[m].lo), minus(spread.spot[n], w.scope[n].lo)
-            load = Do("emmy_lds_b32", (Ref(words, part), self._shared(part, row, column)))
-            add = Call("add", (Load(name, Int(0)), Call("as_f32", (Load(words, part),))))
-            return (
-                Regs(words, "b32", self.parts),
-                *unrolled(part.name, self.parts, (load,)),
-                Regs(name, "f32", 1),
-                Store(name, Int(0), Num(0.0)),
-                *unrolled(part.name, self.parts, (Store(name, Int(0), add),)),
-            ), {component: name}
+            from_, word = self._shared(part, row, plus(column, e)), plus(times(rank, Int(self.parts)), part)
+            load = (
+                Do("emmy_lds_b32", (Ref(words, word), from_))
+                if w.cluster == 1
+                else Do("emmy_ld_rank_b32", (Ref(words, word), from_, rank))
+            )
+            add = Call("add", (Load(name, e), Call("as_f32", (Load(words, word),))))
+
+            def each(body: Stmt) -> tuple[Stmt, ...]:
+                return unrolled("rank", w.cluster, unrolled("part_no", self.parts, (body,)))
+
+            element = (Store(name, e, Num(0.0)), *each(load), *each(Store(name, e, add)))
+            regs = (Regs(words, "b32", self.parts * w.cluster), Regs(name, "f32", spread.width))
+            return (*regs, *unrolled("e", spread.width, element)), {component: name}
 
         return make
 
@@ -358,7 +377,7 @@ def direct(w: Walk, work: Work) -> Direct | None:
     m, n, k = mnk_axes(stage)
     a, b = (f for f in factors(stage.body) if isinstance(f, Read))
     assert m is not None
-    loops = tuple(x for x in w.nest if x.level in ("grid", "serial", "warp"))
+    loops = tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", "warp"))
     if len(loops) < len(w.nest) or sum(x.level == "warp" and x.axis == k for x in loops) > 1:
         raise w.cannot(f"{atom.name} shares {k} among warps once, and nothing among lanes")
     size = {x: w.plan.extent(loops, x) for x in (m, n, k)}
@@ -381,7 +400,7 @@ def direct(w: Walk, work: Work) -> Direct | None:
         columns,
         0,
     )
-    if parts > 1:
+    if found.shared:
         found.base = w.allocate(4 * parts * ROWS * found.pitch)
     return found
 

@@ -66,6 +66,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Outline,
+    Preload,
     Settle,
     Share,
     Step,
@@ -225,12 +226,12 @@ class _Expand:
                 return (Do("emmy_pdl_wait"),)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
-            case Compute() | Fetch() | Finish() | Settle() | Share() | Gather():
+            case Compute() | Fetch() | Preload() | Finish() | Settle() | Share() | Gather():
                 return self._fold(s)
             case _:
                 raise self.w.cannot(f"a GPU has no step {s}")
 
-    def _fold(self, s: Compute | Fetch | Finish | Settle | Share | Gather) -> tuple[Stmt, ...]:
+    def _fold(self, s: Compute | Fetch | Preload | Finish | Settle | Share | Gather) -> tuple[Stmt, ...]:
         fold = self.sums[s.stage]
         match s:
             case Compute():
@@ -241,6 +242,8 @@ class _Expand:
                 return fold.finish()
             case Settle(_, pending) if isinstance(fold, Contraction):
                 return fold.settle(pending)
+            case Preload():
+                return fold.preload()
             case Share():
                 return fold.share()
             case Gather():
@@ -283,7 +286,7 @@ class _Expand:
             return self._dealt(chain, stage), used
         fold = self.sums.pop(s.stage)
         if fold.shared:
-            return self._dealt(chain, stage, fold.gathered()), used
+            return self._dealt(chain, stage, fold.gathered(), fold.widest), used
         spread, sums = fold.spread()
         assert stage.monoid is not None
         return (*fold.close(), *chain.emit(spread, {stage.monoid.state[0][0]: sums})), used
@@ -309,13 +312,13 @@ class _Expand:
         here = {k.stage for k in self.w.launch.tile.works}
         return not s.reduces and s.axes == axes and all(v in made or v not in here for v in s.reads)
 
-    def _dealt(self, chain: Chain, stage: Stage, fold: States | None = None) -> tuple[Stmt, ...]:
-        """The block's elements dealt to all threads, vector by vector; one by one those that `fold` takes from shared memory."""
+    def _dealt(self, chain: Chain, stage: Stage, fold: States | None = None, widest: int = _WIDEST) -> tuple[Stmt, ...]:
+        """The block's elements dealt to all threads, in vectors of at most `widest`. `fold` makes the sums they begin with."""
         w = self.w
         if not stage.axes:
             raise w.cannot(f"{stage.out} is one number; a GPU deals elements along axes")
         sizes = [w.scope[a].size for a in stage.axes]
-        width = chain.width(stage.axes, gcd(_WIDEST, sizes[-1])) if fold is None or w.cluster > 1 else 1
+        width = chain.width(stage.axes, gcd(widest, sizes[-1]))
         counts = [*sizes[:-1], sizes[-1] // width]
         vectors = prod(counts)
         agents = w.threads * w.cluster

@@ -37,6 +37,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Outline,
+    Preload,
     RoleSteps,
     Settle,
     Share,
@@ -160,7 +161,7 @@ class _Cluster:
 
     size: int
     agents: int
-    sums: dict[tuple[str, int], tuple[int, dict[str, Block]]] = field(
+    sums: dict[tuple[str, int], tuple[int, tuple[dict[str, Block], ...]]] = field(
         default_factory=dict
     )  # (stage, rank) -> (meeting, sums)
     gone: set[int] = field(default_factory=set)  # ranks
@@ -302,7 +303,7 @@ class _Agent:
                 self.settle(x, n)
             case Fetch(x, ahead):
                 self.fetch(x, ahead)
-            case Finish(x):
+            case Preload(x) | Finish(x):
                 self.accumulators(x)
             case FoldParts(x):
                 self.fold_parts(x)
@@ -578,7 +579,8 @@ class _Agent:
         cluster = self.cta.cluster
         if cluster.size > 1:
             self.finished(name)
-            cluster.sums[name, self.cta.rank] = (cluster.meeting, self.accumulators(name))
+            parts = self.shares.pop(name, None) or {(): self.accumulators(name)}
+            cluster.sums[name, self.cta.rank] = (cluster.meeting, tuple(parts[agent] for agent in sorted(parts)))
             return
         at = self.others(name)
         if at in self.cta.shares and self.cta.shares[at].read:
@@ -606,13 +608,14 @@ class _Agent:
         self.env[axis] = (first, min(hi, first + part))
         self.open(name)
         for rank in range(cluster.size):
-            meeting, sums = cluster.sums.get((name, rank), (cluster.meeting, {}))
+            meeting, parts = cluster.sums.get((name, rank), (cluster.meeting, ()))
             if meeting == cluster.meeting:
                 raise Race(f"{self.role.role.name} takes {name} of block {rank} of its cluster before all have met")
             if rank in cluster.gone:
                 raise Race(f"{self.role.role.name} takes {name} of block {rank} of its cluster, which has ended")
-            yielded = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in sums.items()}
-            self.join(name, self.accumulators(name), self.env, yielded)
+            for sums in parts:
+                yielded = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in sums.items()}
+                self.join(name, self.accumulators(name), self.env, yielded)
 
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
         self.join(name, self.mine(name), env, new)

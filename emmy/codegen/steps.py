@@ -47,6 +47,13 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Preload:
+    """The first of a stage's operands that no launch writes go to registers, from memory; its next Compute begins with them."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The rest of the last Compute, on operands that are in registers."""
 
@@ -200,6 +207,7 @@ Step = (
     | Open
     | Compute
     | Fetch
+    | Preload
     | Finish
     | Settle
     | FoldParts
@@ -286,6 +294,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}compute {x}")
             case Fetch(x, ahead):
                 out.append(f"{pad}fetch first operands of {x}" + (f" (fill + {ahead})" if ahead else ""))
+            case Preload(x):
+                out.append(f"{pad}load first constant operands of {x}")
             case Finish(x):
                 out.append(f"{pad}finish computing {x}")
             case Settle(x, n):

@@ -51,6 +51,7 @@ from emmy.codegen.steps import (
     LaunchWait,
     LetNext,
     Open,
+    Preload,
     Settle,
     Share,
     Step,
@@ -60,7 +61,8 @@ from emmy.codegen.steps import (
     TurnWait,
     WaitGroup,
 )
-from emmy.ir.gpu import warps
+from emmy.ir.atoms import ATOMS
+from emmy.ir.gpu import SIDE, warps
 from emmy.ir.plan import Channel, Launch, Plan, Role
 
 GROUPED = ("ldg", "cp_async")
@@ -289,7 +291,19 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
         peeled = tuple(j for j in constants if j[0].at == ring.at and not j[0].self_fed and j[0].src == sync.role.name)
         ahead += tuple(s for joint in peeled for i in range(joint[0].depth) for s in _fill(joint, i)[1:])
         rest = (For(ring.at, ring.loop, _without_first(ring.body, peeled)), *rest[1:])
-    return (LetNext(), *steps[:begin], *ahead, LaunchWait(), *held, *rest)
+    loads = _preloaded(plan, launch, steps[at]) if at < len(steps) else ()
+    return (LetNext(), *steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
+
+
+def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:
+    """Loads of constants that a work without slots begins with, when it is what the launch would wait for."""
+    while isinstance(s, For) and s.loop.level in SIDE and len(s.body) == 1:
+        s = s.body[0]
+    if not isinstance(s, Compute):
+        return ()
+    direct = any(ATOMS[a.name].direct for a in launch.tile.work(s.stage).atoms)
+    constant = any(plan.program.is_constant(v) for v in plan.program.stage(s.stage).reads)
+    return (Preload(s.stage),) if direct and constant else ()
 
 
 def _fills(s: Step, joints: tuple[Joint, ...]) -> bool:

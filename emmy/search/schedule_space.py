@@ -250,7 +250,7 @@ class ScheduleSpace:
             if "/split(" in d.name and not any(f"({a},warp," in d.name for a in folded):
                 near = _usual(d.name, self.target) or 256
             return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
-        marks = [f",{self.target.block_level},", *(f"({a},serial," for a in folded)]
+        marks = [f",{self.target.block_level},", *(f"({a},{level}," for level in ("serial", "warp") for a in folded)]
         marks += [",warpgroup,", ",tma,", "/stage(", "/specialize(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
 
         def rank(v: Value) -> int:

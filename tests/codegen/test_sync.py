@@ -18,8 +18,8 @@ from emmy.codegen.steps import (
     Barrier,
     BarWait,
     BlockSync,
-    ClusterSync,
     Close,
+    ClusterSync,
     Commit,
     Compute,
     Copy,
@@ -137,6 +137,16 @@ PLANS |= {
         AHEAD,
         "h200",
         f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH} k0/pdl()",
+    ),
+    "warps and blocks of a cluster share k": (
+        matmul(7, 24, 128, "f16", "nk").program(),
+        "h200",
+        "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,cluster,64) k0/split(k,warp,32) k0.C/atom(direct,8,16,32)",
+    ),
+    "early without slots": (
+        matmul(7, 40, 104, "f16", "nk").program(),
+        "h200",
+        "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,32) k0.C/atom(direct,8,16,32) k0/pdl()",
     ),
     "early producer": (
         PROJECTION,

@@ -41,6 +41,12 @@ RUNS = {
     "time around the shares": Run(
         "matmul:2x32x256:f16:nk", "h200", tile(16, 64, 16, 2, more="k0/split(k,serial,128) ")
     ),
+    "blocks of a cluster share k too": Run(
+        "matmul:3x80x512:f16:nk,bias", "h200", tile(16, 64, 16, 2, more="k0/split(k,cluster,256) ")
+    ),
+    "blocks of a cluster alone": Run(
+        "matmul:8x41x256:bf16:nk", "h200", tile(16, 64, 16, 2, more="k0/split(k,cluster,64) ")
+    ),
     "blocks share k too": Run("matmul:4x64x512:f16:nk", "a100", tile(32, 64, 16, 2, "k0/splitk(C,2) ", then=FINISH)),
 }  # fmt: skip
 
@@ -78,6 +84,22 @@ def test_one_warp_shares_nothing():
     assert "emmy_syncthreads" not in u.text and "EMMY_SMEM(smem)" not in u.text
 
 
+def test_weights_are_under_way_before_an_early_launch_waits_and_activations_are_not():
+    r = Run("matmul:3x32x256:f16:nk,bias", "h200", tile(16, 64, 16, 2) + " k0/pdl()")
+    text = unit(r.op, r.schedule, r.gpu).text
+    before, after = text[text.rindex("emmy_pdl_launch();") :].split("emmy_pdl_wait();")
+    assert before.count("ldg_b128(B_held") == 2 and "A_held +" not in before
+    assert "B_from" not in after and "ldg_b128(A_held" in after
+    assert r.error_norm()[0] <= 1
+
+
+def test_resident_blocks_use_the_memory_of_their_sums_again():
+    for order in range(4):
+        r = Run("matmul:3x80x256:f16:nk,bias", "h200", tile(16, 64, 16, 2) + " k0/persist(2)", order=order)
+        error, stats = r.error_norm()
+        assert error <= 1 and stats[0].block_syncs == 2 * 5
+
+
 # ---------------------------------------------------------------- machine code
 LARGE = {
     "nk": ("matmul:1x4096x3840:f16:nk", tile(16, 480, 16, 8), 2),
@@ -111,6 +133,15 @@ def test_all_loads_of_the_slots_are_under_way_before_the_first_product(name: str
     assert estimate - 40 <= cubin.kernels[0].n_regs <= estimate + 8
 
 
+@pytest.mark.parametrize("gpu", ["h200", "rtx5090"])
+def test_weights_stay_before_the_wait_in_machine_code_too(gpu: str):
+    op, schedule, loads = LARGE["nk"]
+    text = unit(op, f"{schedule} k0/pdl()", gpu).text
+    code = mnemonics(compile_cubin(text, load_target(gpu).arch).data, "k0")
+    wait = code.index("ACQBULK")
+    assert code[:wait].count("LDG") == 8 * loads and "HMMA" not in code[:wait]
+
+
 def test_a_loop_of_loads_stays_a_loop():
     op, _, _ = LARGE["nk"]
     cubin = compile_cubin(unit(op.replace("3840", "15360"), tile(16, 1920, 16, 4), "h200").text, "sm_90a")
@@ -140,10 +171,11 @@ def test_other_shapes_are_staged(op: str):
 def test_both_forms_are_points_of_one_space():
     import random
 
-    space, rng = ScheduleSpace(parse_op("matmul:1x4096x3840:f16:nk"), load_target("h200")), random.Random(0)
+    space, rng = ScheduleSpace(parse_op("matmul:1x30720x3840:f16:nk"), load_target("h200")), random.Random(0)
     points = [space.sample(rng) for _ in range(60)]
     forms = {("direct" in p.key, "stage(" in p.key) for p in points}
     assert forms == {(True, False), (False, True)}
+    assert all("unroll(" in p.key for p in points if "direct" in p.key)
     for p in points[:20]:
         found = space.locate(p.key)
         assert found is not None and found.key == p.key

@@ -19,7 +19,7 @@ ROWS = 8  # of A that the atom takes
 STEP = 32  # of k
 _COLUMNS = (16, 32, 64, 128)
 _WARPS = (4, 8, 16)
-_OTHER = 32  # registers beside operands
+_OTHER = 24  # registers beside sums and operands
 
 
 def vector_bytes(along_k: bool, n: int) -> int:
@@ -88,5 +88,7 @@ def shares(plan: Plan, la: Launch, k: str) -> tuple[int, ...]:
 
 
 def fits(target: Target, n: int, warps: int) -> bool:
-    """Whether two steps of operands fit the registers of so many warps."""
-    return n // 4 + 2 * direct_step(n) + _OTHER <= min(target.max_regs_thread, target.regs_sm // (WARP * warps))
+    """Whether two steps of operands fit the registers of so many warps, which four parts of a multiprocessor hold."""
+    here = -(-warps // 4) * WARP  # threads of the fullest part
+    most = min(target.max_regs_thread, target.regs_sm // 4 // here // 8 * 8)
+    return n // 4 + 2 * direct_step(n) + _OTHER <= most

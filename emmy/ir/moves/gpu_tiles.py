@@ -130,13 +130,17 @@ def _agents(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool) -> tuple
 
 
 def _direct(plan: Plan, la: Launch, n: str, k: str, target: Target) -> tuple[Missing, ...]:
-    """Loops of a tile without slots: blocks along n, warps that share k."""
+    """Loops of a tile without slots: blocks along n, warps that share k, and before them perhaps blocks of a cluster."""
     if not _has(la, n, "grid"):
         return (Missing(la.name, n, "grid", _covering(plan, n, direct_tiles.columns(plan, la, n, target))),)
     if not _has(la, k, "warp"):
         left, columns = plan.extent(la.tile.nest, k), plan.extent(la.tile.nest, n)
         steps = (x for x in direct_tiles.shares(plan, la, k) if direct_tiles.fits(target, columns, -(-left // x)))
-        return (Missing(la.name, k, "warp", tuple(steps)),)
+        found = (Missing(la.name, k, "warp", tuple(steps)),)
+        if not target.can("cluster") or any(a.axis == k for a in la.tile.nest):
+            return found
+        even = (left // parts for parts in _PARTS if left % (parts * 2 * direct_tiles.STEP) == 0)
+        return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
     return ()
 
 
