@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.costmodel import gpu_features
-from emmy.costmodel.multiprocessor import Residency, residency
+from emmy.costmodel.multiprocessor import Residency, box_bytes, residency
 from emmy.costmodel.traffic import LoopNest, Operand, set_share, steps
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
@@ -296,14 +296,16 @@ def _padding(v: _View) -> Mapping[str, float]:
 
 def _staging(v: _View) -> Mapping[str, float]:
     channels = {c.value: c for c in v.tile.channels}
-    ring = sum(c.depth * v.plan.slot_bytes(v.tile, c) for c in v.tile.channels)
+    held = sum(c.depth * v.plan.slot_bytes(v.tile, c) for c in v.tile.channels)
+    if v.residency is not None:
+        held = v.residency.smem_bytes
     copied = {c.value: _copied_bytes(v, c) for c in v.tile.channels}
     if v.atom is not None and v.atom.name == "direct":  # lanes bring what a copy would
         copied |= {x.name: _loaded_bytes(v, x) for x in (v.a, v.b) if x}
     out = {
         "depth": float(max((c.depth for c in v.tile.channels), default=0)),
         "log2_staged_per_flop": _log(sum(copied.values()) / v.cost.flops),
-        "staged_of_tile_memory": ring / v.target.tile_bytes,
+        "staged_of_tile_memory": held / v.target.tile_bytes,
     }
     for name, operand in (("a", v.a), ("b", v.b)):
         staged = operand is not None and operand.name in channels
@@ -317,7 +319,7 @@ def _staging(v: _View) -> Mapping[str, float]:
 def _copied_bytes(v: _View, c: Channel) -> float:
     """Bytes that all fills of a channel copy."""
     fills = prod(v.plan.count(v.tile.nest, i) for i in range(c.at + 1))
-    return float(fills * v.plan.slot_bytes(v.tile, c))
+    return float(fills * (v.plan.slot_bytes(v.tile, c) if v.target.is_cpu else box_bytes(v.plan, v.launch, c)))
 
 
 def _loaded_bytes(v: _View, operand: Operand) -> float:

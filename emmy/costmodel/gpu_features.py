@@ -18,7 +18,8 @@ from emmy.costmodel.multiprocessor import (
 )
 from emmy.ir.gpu import WARP, cluster_size, registers_allowed, sharers, warps
 from emmy.ir.ops.op import Work as Cost
-from emmy.ir.plan import Atom, Launch, Plan, Work
+from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
+from emmy.ir.program import upper
 from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
 
@@ -31,9 +32,12 @@ _SHARING = (
 _MOVING = (
     "log2_load_bytes", "log2_turns", "log2_laps", "turns_under_way", "in_flight", "exchanged_of_fetched",
     "log2_asked_of_fetched", "log2_read_conflict", "log2_fill_conflict", "log2_store_conflict",
-    "log2_shared_over_roof", "log2_l2_over_roof", "log2_stores_over_roof", "log2_chain_over_roof", "log2_bound_over_roof",
+    "log2_arithmetic_over_roof", "log2_shared_over_roof", "log2_l2_over_roof", "log2_stores_over_roof",
+    "log2_chain_over_roof", "log2_bound_over_roof",
 )  # fmt: skip
 NAMES = (*_SHARING, *_MOVING)
+
+_NOTHING = 2.0**-20  # of the roofline: a time that does not matter, where there may be none
 
 
 def gpu_features(
@@ -74,7 +78,8 @@ def gpu_features(
     moved = traffic(plan, launch, work, atom, target)
     if moved is None:
         return out | dict.fromkeys(_MOVING, nan)
-    least = bounds(moved, r, target, roof.compute_us, joined=tile.order.kind == "persistent" and bool(tile.roles))
+    compute_us = roof.compute_us * _padded(plan, tile.nest, plan.program.stage(work.stage).every)
+    least = bounds(moved, r, target, compute_us, joined=tile.order.kind == "persistent" and bool(tile.roles))
     out |= {
         "log2_load_bytes": log2(moved.load_bytes),
         "log2_turns": log2(moved.turns),
@@ -89,11 +94,20 @@ def gpu_features(
         "log2_store_conflict": log2(moved.stores.conflict),
     }
     times = {
+        "arithmetic": least.arithmetic_us,
         "shared": least.shared_us,
         "l2": least.l2_us,
         "stores": least.stores_us,
         "chain": least.chain_us,
         "bound": max(roof.time_us, least.time_us) + later_us,
     }
-    logs = {name: log2(us / roof.time_us) if us > 0 else nan for name, us in times.items()}
-    return out | {f"log2_{name}_over_roof": x for name, x in logs.items()}
+    return out | {f"log2_{name}_over_roof": log2(max(us / roof.time_us, _NOTHING)) for name, us in times.items()}
+
+
+def _padded(plan: Plan, nest: tuple[Loop, ...], axes: tuple[str, ...]) -> float:
+    """Products that whole tiles compute, for each of the problem's."""
+    out = 1.0
+    for a in axes:
+        pieces = prod(plan.count(nest, i) for i, x in enumerate(nest) if x.axis == a)
+        out *= max(1.0, pieces * plan.extent(nest, a) / upper(plan.program.dim(a)))
+    return out

@@ -68,6 +68,7 @@ class Residency:
 
     registers: int
     threads: int
+    smem_bytes: int  # of a block, with what every block reserves
     blocks: int  # side by side on one multiprocessor, by registers, shared memory and threads; at least 1
     units: (
         float  # multiprocessors that may have a block: those that clusters can fill, and no more than there are workers
@@ -95,7 +96,7 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     blocks = max(1, min(fit))
     units = target.n_sms * filled_by_clusters(cluster_size(plan, tile.nest), blocks)
     workers = tile.order.workers if tile.order.kind != "static" else units * blocks
-    return Residency(registers, n_threads, blocks, min(units, workers), min(units * blocks, workers))
+    return Residency(registers, n_threads, smem, blocks, min(units, workers), min(units * blocks, workers))
 
 
 def filled_by_clusters(size: int, blocks: int) -> float:
@@ -129,7 +130,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     fills, copied, fetched, flying, widest = NONE, 0.0, 0.0, 0.0, 0
     for c in tile.channels:
         times = prod(plan.count(tile.nest, i) for i in range(c.at + 1))
-        copied += times * float(_box_bytes(plan, launch, c))
+        copied += times * float(box_bytes(plan, launch, c))
         there = _existing_bytes(plan, launch, c)
         fetched += there
         flying += there / times * (c.depth - 1 + (c.transport == "ldg"))
@@ -163,7 +164,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     )
 
 
-def _box_bytes(plan: Plan, launch: Launch, c: Channel) -> int:
+def box_bytes(plan: Plan, launch: Launch, c: Channel) -> int:
     """Bytes that one fill asks for, also those beyond the block that the copy engine brings."""
     nest = launch.tile.nest
     slot = plan.slot_bytes(launch.tile, c)

@@ -11,6 +11,7 @@ from emmy.codegen.emulator import EmuStats
 from emmy.codegen.gpu_build import build
 from emmy.costmodel.counting import WAVE_BYTES, Traffic
 from emmy.costmodel.features import dominant_work, feature_names, features
+from emmy.costmodel.gpu_features import NAMES as GPU_NAMES
 from emmy.costmodel.multiprocessor import (
     Residency,
     bounds,
@@ -303,5 +304,6 @@ def test_whatever_a_search_may_choose_has_features(seed: int) -> None:
     op, target = parse_op(run.op), load_target(run.gpu)
     v = dict(zip(feature_names(), features(op, replay(op.program(), run.schedule, target), target), strict=True))
     assert not np.isinf(list(v.values())).any()
-    if v["a_staged"] and v["b_staged"]:
+    if (v["a_staged"] and v["b_staged"]) or v["is_direct"]:
         assert v["log2_read_conflict"] >= 0 and v["log2_bound_over_roof"] >= 0 and v["blocks_together"] >= 1
+        assert not np.isnan([v[name] for name in GPU_NAMES]).any()
