@@ -253,8 +253,9 @@ class Collection:
         a = self.args
         with (home / "log.txt").open("ab") as errors:
             child = subprocess.Popen(
-                [sys.executable, __file__, "--search", op, "--target", a.target, "--work", str(home), "--trials",
-                 str(a.trials), "--random", str(a.random), "--strategy", a.strategy, "--model", a.model, "--seconds", f"{seconds:.1f}", "--seed", str(a.seed), "--out", "-"],
+                [sys.executable, __file__, "--search", op, "--target", a.target, "--work", str(home), "--out", "-",
+                 "--trials", str(a.trials), "--random", str(a.random), "--seconds", f"{seconds:.1f}", "--seed", str(a.seed),
+                 "--strategy", a.strategy, "--model", a.model],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
             self.children.add(child)
