@@ -84,8 +84,9 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     n_warps = n_threads // WARP
     placed = sum(placed_bytes(plan, tile, x.value) for x in tile.placements if not tile.channel(x.value))
     rings = sum(ring_bytes(plan, tile, c) for c in tile.channels)
-    shares = straight.shared_bytes(plan, launch, work, atom) if atom.name == "direct" else 0
-    smem = rings + placed + exchange_bytes(plan, tile) + shares + _RESERVED_BYTES
+    direct = atom.name == "direct"
+    sums = straight.shared_bytes(plan, launch, work, atom) if direct else exchange_bytes(plan, tile)
+    smem = rings + placed + sums + _RESERVED_BYTES
     # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time; roles deal again.
     each = min(target.max_regs_thread + 1, -(-registers // 8) * 8)
     by_registers = GROUP * (target.regs_sm // GROUP // (each * WARP)) // n_warps

@@ -14,7 +14,7 @@ from emmy.costmodel.counting import LANES, NONE, Count, Traffic, waves
 from emmy.costmodel.dealt import one_by_one, stored_value, stores, vectors
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import sharers, warps
+from emmy.ir.gpu import cluster_size, sharers, warps
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.moves.direct_tiles import ROWS, STEP, vector_bytes
 from emmy.ir.plan import Atom, Launch, Plan, Work
@@ -40,8 +40,11 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     slots, agents = min(work.unroll, steps), warps(plan, nest)
     along_k = b.axes[-1] == k
     reads, fills = _shared(plan, launch, stage, atom, rows, along_k)
-    if sharers(plan, nest, stage) > 1:
-        out = one_by_one(plan, launch, atom, m, n, 1)
+    cluster, passed = cluster_size(plan, nest), 0.0
+    if _shares_of(plan, launch, stage) > 1:
+        out = one_by_one(plan, launch, atom, m, n, 1).times(1 / cluster)
+        sums = rows * _columns(plan, launch, n) * sharers(plan, nest, stage)
+        passed = 4.0 * sums * (cluster - 1) * blocks / cluster
     else:
         pitch, size = n_size * stored_value(plan, launch, atom)[1], stored_value(plan, launch, atom)[1]
         out = _alone(rows, columns // atom.n, atom.n, along_k, size, pitch).times(agents)
@@ -51,7 +54,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
         out.times(blocks),
         fetched,
         fetched,
-        0.0,
+        passed,
         float(agents * slots * STEP * item * (columns + rows)),
         vector_bytes(along_k, atom.n),
         blocks,
@@ -61,12 +64,17 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
 
 
 def shared_bytes(plan: Plan, launch: Launch, work: Work, atom: Atom) -> int:
-    """Bytes of shared memory in which the sums of a block's warps meet."""
+    """Bytes of shared memory in which the sums of a block's warps meet, and those of a cluster's blocks."""
     stage = plan.program.stage(work.stage)
     parts = sharers(plan, launch.tile.nest, stage)
     _, n, k = mnk_axes(stage)
     along_k = _second(plan, stage).axes[-1] == k
-    return 4 * parts * ROWS * _pitch(_columns(plan, launch, n), along_k) if parts > 1 else 0
+    return 4 * parts * ROWS * _pitch(_columns(plan, launch, n), along_k) if _shares_of(plan, launch, stage) > 1 else 0
+
+
+def _shares_of(plan: Plan, launch: Launch, stage: Stage) -> int:
+    """Warps that fold one element, those of all blocks of a cluster."""
+    return sharers(plan, launch.tile.nest, stage) * cluster_size(plan, launch.tile.nest)
 
 
 def _second(plan: Plan, stage: Stage) -> Value:
@@ -84,15 +92,14 @@ def _pitch(columns: int, along_k: bool) -> int:
 
 
 def _shared(plan: Plan, launch: Launch, stage: Stage, atom: Atom, rows: int, along_k: bool) -> tuple[Count, Count]:
-    """Waves in which a block's sums are read and written; none where one warp folds all of k."""
+    """Waves in which a block's sums are read, by whichever block, and written; none where one warp folds all of k."""
     nest = launch.tile.nest
-    parts = sharers(plan, nest, stage)
-    if parts == 1:
+    if _shares_of(plan, launch, stage) == 1:
         return NONE, NONE
     n = stage.axes[-1]
     columns, mine = _columns(plan, launch, n), plan.extent(nest, n)
     read, written = _shares(rows, columns, mine // atom.n, atom.n, along_k)
-    return read.times(parts), written.times(warps(plan, nest))
+    return read.times(sharers(plan, nest, stage)), written.times(warps(plan, nest))
 
 
 @lru_cache(4096)

@@ -164,6 +164,7 @@ def test_a_gpu_plan_tells_conflicts_residency_and_what_is_under_way() -> None:
 
 FEW_ROWS = "matmul:8x4096x3840:f16:nk"
 DIRECT = "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,480) k0.C/atom(direct,8,16,32) k0.C/unroll(8)"
+BOTH = "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,cluster,1920) k0/split(k,warp,480) k0.C/atom(direct,8,16,32)"
 CLUSTERED = (
     "k0/split(m,grid,64) k0/split(n,grid,128) k0/split(k,cluster,1024) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
     "k0/split(n,warpgroup,128) k0/stage(A,tma,8) k0/stage(B,tma,8) k0/specialize(1,0,0) k0.C/atom(wgmma,64,128,16)"
@@ -215,9 +216,9 @@ def test_a_changed_meaning_needs_a_new_version() -> None:
     rows = [features(parse_op("matmul:200x192x256:f32"), _plan("matmul:200x192x256:f32", s), CPU, 2) for s in SCHEDULES]
     gpu = load_target("h200")
     rows += [features(parse_op(GPU_OP), _plan(GPU_OP, s, gpu), gpu) for s in GPU_SCHEDULES]
-    rows += [features(parse_op(FEW_ROWS), _plan(FEW_ROWS, s, gpu), gpu) for s in (CLUSTERED, DIRECT)]
+    rows += [features(parse_op(FEW_ROWS), _plan(FEW_ROWS, s, gpu), gpu) for s in (CLUSTERED, DIRECT, BOTH)]
     text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
-    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (4, "549e3724cc3f90f2")
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (5, "4ab2fa2c9e21daf9")
 
 
 def test_the_digest_follows_names_and_version(monkeypatch: pytest.MonkeyPatch) -> None:

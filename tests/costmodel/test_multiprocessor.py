@@ -197,6 +197,24 @@ def test_lanes_that_load_operands_bring_and_share_what_their_text_does(name: str
     assert moved.in_flight_bytes == warps * unroll * 32 * 2 * (columns + 8)
 
 
+@pytest.mark.parametrize(
+    ("op", "columns", "share", "atom", "part"),
+    [("f16:nk", 16, 64, 16, 256), ("bf16:nk", 32, 32, 16, 128), ("f16", 64, 128, 64, 128)],
+)
+def test_blocks_of_a_cluster_take_the_shares_of_all_their_warps(
+    op: str, columns: int, share: int, atom: int, part: int
+) -> None:
+    schedule = tile(columns, share, atom, 1, more=f"k0/split(k,cluster,{part}) ")
+    moved, counted = _both(f"matmul:8x64x512:{op}", schedule, "h200")
+    assert moved.asked_bytes == counted.global_load_bytes
+    assert (moved.reads.taken, moved.reads.ideal) == (counted.smem_load_waves, counted.smem_load_waves_ideal)
+    assert moved.fills.taken == counted.smem_store_waves and moved.stores.taken == counted.global_store_sectors
+    assert moved.exchanged_bytes == counted.dsmem_bytes == 4 * 8 * 64 * (512 - part) // share
+    assert moved.blocks == 64 // columns * 512 // part
+    pitch = columns + (4 if "nk" in op else 1)
+    assert _residency("h200", schedule, f"matmul:8x64x512:{op}")[1].smem_bytes == 1024 + 4 * 8 * pitch * part // share
+
+
 @pytest.mark.parametrize("op", ["matmul:3x64x256:f16:nk", "matmul:1x64x256:bf16"])
 def test_rows_that_do_not_exist_bring_nothing(op: str) -> None:
     moved, counted = _both(op, tile(64, 64, 16, 2), "h200")
