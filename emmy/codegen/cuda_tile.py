@@ -67,6 +67,7 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Preload,
+    RoleSync,
     Settle,
     Share,
     Step,
@@ -85,6 +86,7 @@ from emmy.ir.target import Target
 KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
+_COMPUTING = 1  # the named barrier of the threads that compute; 0 is that of all
 _WIDEST = 8  # elements of a vector that a thread makes at once
 
 
@@ -212,6 +214,8 @@ class _Expand:
                 return self.rings.wait_group(pending)
             case BlockSync():
                 return (Do("emmy_syncthreads"),)
+            case RoleSync():
+                return (Do("emmy_bar_sync", (Int(_COMPUTING), Int(self.w.threads))),)
             case ClusterSync():
                 return Do("emmy_cluster_arrive"), Do("emmy_cluster_wait")
             case BarWait(name, value, ahead):

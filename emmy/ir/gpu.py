@@ -11,7 +11,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
-from emmy.ir.program import Dim, Stage, Sym
+from emmy.ir.program import Dim, Stage, Sym, swapped
 from emmy.ir.target import Target
 
 WARP = 32  # threads
@@ -51,19 +51,23 @@ def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:
     return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "cluster")
 
 
-def exchange_pitch(columns: int) -> int:
-    """Words from one row of sums that blocks of a cluster exchange to the next: rows of a fragment meet in other banks."""
-    return columns + (8 - columns) % WARP
+def exchange_pitch(columns: int, transposed: bool = False) -> int:
+    """Words from one row of exchanged sums to the next: what the lanes of a fragment write at once meets in no bank.
+
+    8 rows, a pair of columns in each of 4 lanes; transposed: 8 columns of every other of 8 rows.
+    """
+    return columns + ((4 - columns) % 16 if transposed else (8 - columns) % WARP)
 
 
 def exchange_bytes(plan: Plan, tile: Tile) -> int:
-    """Bytes that a block's sums take, where blocks of a cluster exchange them."""
-    if cluster_size(plan, tile.nest) == 1:
+    """Bytes that a block's sums take, where blocks of a cluster exchange them, or threads because they lie transposed."""
+    stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
+    s = next((s for s in stages if s.reduces), None)
+    if s is None or (cluster_size(plan, tile.nest) == 1 and not swapped(s)):
         return 0
-    s = next(s for w in tile.works if (s := plan.program.stage(w.stage)).reduces)
     inside = tile.nest[: tile.n_block_loops]
     rows, columns = (plan.extent(inside, a) for a in s.axes[-2:])
-    return 4 * rows * exchange_pitch(columns)
+    return 4 * rows * exchange_pitch(columns, swapped(s))
 
 
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:

@@ -2,7 +2,8 @@
 
 Own axes go to blocks, the folded axis into time, a block's own axes to warps; so every tile has one spelling. Sizes are
 those with which some choice of what follows is legal: sums fit the registers, one fill of both operands the shared memory.
-A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles).
+A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles). Where a product's factors are swapped, an
+instruction's rows are columns of the tile, whose rows may then be few.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, warps
 from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
-from emmy.ir.program import Stage, upper
+from emmy.ir.program import Stage, swapped, upper
 from emmy.ir.target import Target
 
 MOST_WARPS = 8
@@ -28,6 +29,8 @@ _WARPS = (1, 2, 4, 8)
 _GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
 _GROUP_ROWS = 64
 _GROUP_SUMS = 200  # registers of a thread of a warpgroup for sums
+# Of swapped factors: rows of the tile, which an instruction's columns cover, its columns, and a piece of the folded axis.
+_FEW, _MANY, _LONG = (8, 16, 32, 48, 64), (64, 128, 192), (64, 128)
 _ELEMENTWISE_ROWS, _ELEMENTWISE_COLUMNS = (1, 2, 4, 8, 16), (64, 128, 256, 512, 1024)
 
 
@@ -73,10 +76,12 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     for axis in s.axes[:-2]:
         if not _has(la, axis, "grid"):
             return (Missing(la.name, axis, "grid", (1,)),)
+    if swapped(s):
+        return _swapped(plan, la, s, target)
     dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
     atom = "simt" if "f32" in dtypes else "mma"
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    grouped = atom == "mma" and target.can("wgmma") and all(map(plan.program.is_input, s.reads)) and _engine(plan, s)
+    grouped = for_warpgroups(plan, s, target)
     if not _has(la, m, "grid"):
         least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
         staged = Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least))
@@ -94,18 +99,65 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         return (Missing(la.name, n, "grid", tuple(fits)),)
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
-        most = target.smem_block_bytes // (item * (size[m] + size[n]))
-        shared = any(x.axis == k for x in la.tile.nest)
-        steps = tuple(
-            x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
-        )
-        found = (Missing(la.name, k, "serial", steps),)
-        few = upper(plan.program.dim(m)) * upper(plan.program.dim(n)) <= target.n_sms * _ELEMENTS
-        if shared or not target.can("cluster") or atom != "mma" or not few:
-            return found
-        even = (size[k] // parts for parts in _PARTS if size[k] % (parts * _SHARE) == 0)
-        return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
+        return _in_time(plan, la, (m, n, k), target, item, atom == "mma")
     return _agents(plan, la, s, atom, grouped)
+
+
+def _in_time(
+    plan: Plan,
+    la: Launch,
+    axes: tuple[str, str, str],
+    target: Target,
+    item: int,
+    halves: bool,
+    liked: tuple[int, ...] = _FOLDED,
+) -> tuple[Missing, ...]:
+    """The folded axis into time, in liked pieces if some are legal; before that perhaps among blocks of a cluster."""
+    m, n, k = axes
+    size = {a: plan.extent(la.tile.nest, a) for a in axes}
+    most = target.smem_block_bytes // (item * (size[m] + size[n]))
+    shared = any(x.axis == k for x in la.tile.nest)
+    steps = tuple(
+        x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
+    )
+    found = (Missing(la.name, k, "serial", tuple(x for x in steps if x in liked) or steps),)
+    few = upper(plan.program.dim(m)) * upper(plan.program.dim(n)) <= target.n_sms * _ELEMENTS
+    if shared or not target.can("cluster") or not halves or not few:
+        return found
+    share = max(_SHARE, liked[0])
+    even = (size[k] // parts for parts in _PARTS if size[k] % (parts * share) == 0)
+    return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
+
+
+def for_warpgroups(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether warpgroups can make a contraction: of 16-bit inputs that the copy engine brings."""
+    values = [plan.program.value(v) for v in s.reads]
+    halves = all(size_bytes(v.dtype) == 2 and plan.program.is_input(v.name) for v in values)
+    return halves and target.can("wgmma") and _engine(plan, s)
+
+
+def swap_suits(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether swapped factors are worth trying: so few rows that an instruction's would be wasted."""
+    return len(s.axes) == 2 and upper(plan.program.dim(s.axes[0])) <= _FEW[-1] and for_warpgroups(plan, s, target)
+
+
+def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
+    """Loops of a tile whose columns are the rows of warpgroups' instructions."""
+    few, many, k = s.axes[-2], s.axes[-1], s.folded[-1]
+    if not for_warpgroups(plan, s, target):
+        return ()
+    if not _has(la, few, "grid"):
+        left = upper(plan.program.dim(few))
+        enough = next((x for x in _FEW if x >= left), _FEW[-1])
+        return (Missing(la.name, few, "grid", tuple(x for x in _FEW if x <= enough)),)
+    if not _has(la, many, "grid"):
+        return (Missing(la.name, many, "grid", _covering(plan, many, _MANY)),)
+    if not _has(la, k, "serial"):
+        return _in_time(plan, la, (few, many, k), target, 2, True, _LONG)
+    if not _has(la, many, "warpgroup"):
+        rows = _group_rows(plan.extent(la.tile.nest, many), plan.extent(la.tile.nest, few), 8)
+        return (Missing(la.name, many, "warpgroup", tuple(sorted(rows))),)
+    return ()
 
 
 def _agents(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool) -> tuple[Missing, ...]:

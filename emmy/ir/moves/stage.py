@@ -73,7 +73,7 @@ class Stage(Move):
         if missing_loops(plan, target):
             return
         for la in plan.launches:
-            values = [v for v in contracted(plan, la) if not la.tile.channel(v)]
+            values = sorted(v for v in contracted(plan, la) if not la.tile.channel(v))  # as a search orders them
             if not values or any(w.atoms for w in la.tile.works) or _shared(plan, la):
                 continue
             first = next(iter(la.tile.channels), None)
@@ -162,7 +162,8 @@ class Stage(Move):
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
         new = self._channel(plan, la)
         rings = [c for c in (*la.tile.channels, new) if (c.transport == "pack") == (self.transport == "pack")]
-        used = sum(ring_bytes(plan, la.tile, c) for c in rings) + exchange_bytes(plan, la.tile)
+        used = sum(ring_bytes(plan, la.tile, c) for c in rings)
+        used += 0 if target.is_cpu else exchange_bytes(plan, la.tile)
         if used > target.tile_bytes:
             return f"{self.value}: the rings take {used} bytes of the {target.tile_bytes} a block of {target.name} has"
         return None
