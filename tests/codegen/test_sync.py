@@ -31,6 +31,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Outline,
+    RoleSync,
     Settle,
     Share,
     Step,
@@ -57,6 +58,10 @@ AHEAD = matmul(32, 16, 168, "f16", "nk").program()
 PIECES, FETCH = (
     "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,32)",
     "k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/persist(1)",
+)
+SWAPPED = (
+    "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(n,warpgroup,64) "
+    "k0/stage(A,tma,2) k0/stage(B,tma,2)"
 )
 WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
 
@@ -111,6 +116,12 @@ PLANS |= {
         "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,cluster,96) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
         "k0/split(n,warpgroup,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0.C/atom(wgmma,64,16,16)",
     ),
+    "swapped, tiles walked": (SMALL, "h200", f"{SWAPPED} k0/persist(1) k0.C/atom(wgmma,64,16,16)"),
+    "swapped, a producer": (
+        SMALL,
+        "h200",
+        f"{SWAPPED} k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
+    ),
     "deferred, one slot": (
         SMALL,
         "h200",
@@ -154,6 +165,11 @@ PLANS |= {
         f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl()",
     ),
     "early ping-pong": (SMALL, "h200", f"{PLANS['pingpong'][2]} k0/pdl()"),
+    "early swapped": (
+        SMALL,
+        "h200",
+        f"{SWAPPED} k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,16,16) k0/pdl()",
+    ),
     "early split-K": (
         PROJECTION,
         "h200",
@@ -432,6 +448,7 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "launches before not waited for": lambda: each_step(LaunchWait, lambda s: []),
     "launches before waited for too late": late_wait,
     "a fill made ahead made again": lambda: each_step(From, lambda s: [*s.body]),  # type: ignore[union-attr]
+    "a role's sync dropped": lambda: each_step(RoleSync, lambda s: []),
     "a cluster sync dropped": lambda: each_step(ClusterSync, lambda s: []),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
@@ -448,6 +465,7 @@ HARMLESS = {
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     # Constants of an early launch have barriers of their own; their slots are given back together with A's.
+    ("a wait dropped", "early swapped", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # A cluster makes one tile: the first fill of a slot waits for nobody, and what is given back last is not filled again.
     ("a wait dropped", "clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),

@@ -229,6 +229,25 @@ def test_rows_without_a_layout_conflict_and_the_swizzle_does_not() -> None:
     assert plain.reads.conflict == 4 and swizzled.reads.conflict == swizzled.fills.conflict == 1
 
 
+@pytest.mark.parametrize("op", ["f16", "f16:nk,bias", "bf16:nk,residual"])
+@pytest.mark.parametrize("share", ["", "k0/split(k,cluster,128) "])
+@pytest.mark.parametrize("producer", ["", "k0/specialize(2,0,0) "])
+def test_sums_of_swapped_factors_change_hands_and_leave_along_rows(op: str, share: str, producer: str) -> None:
+    schedule = (
+        f"k0/swap(C) k0/split(m,grid,32) k0/split(n,grid,128) {share}k0/split(k,serial,64) k0/split(n,warpgroup,64) "
+        f"k0/stage(A,tma,2) k0/stage(B,tma,2) {producer}k0.C/atom(wgmma,64,32,16)"
+    )
+    moved, counted = _both(f"matmul:32x256x256:{op}", schedule, "h200")
+    assert moved.reads.taken == counted.smem_load_waves + counted.wgmma_bytes / WAVE_BYTES
+    assert (moved.fills.taken, moved.fills.ideal) == (counted.smem_store_waves, counted.smem_store_waves_ideal)
+    assert moved.fills.conflict == 1  # no two lanes write to one bank
+    assert (moved.stores.taken, moved.stores.ideal) == (
+        counted.global_store_sectors,
+        counted.global_store_sectors_ideal,
+    )
+    assert moved.asked_bytes == counted.tma_load_bytes and moved.exchanged_bytes == counted.dsmem_bytes
+
+
 @pytest.mark.parametrize("op", ["matmul:100x128x96:f16", "matmul:128x136x96:f16:nk"])
 def test_ragged_edges_are_counted_as_whole_blocks(op: str) -> None:
     moved, counted = _both(op, _schedule("cp_async", "", MMA), "rtx4090")

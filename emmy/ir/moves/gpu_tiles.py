@@ -149,7 +149,8 @@ def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing,
     if not _has(la, few, "grid"):
         left = upper(plan.program.dim(few))
         enough = next((x for x in _FEW if x >= left), _FEW[-1])
-        return (Missing(la.name, few, "grid", tuple(x for x in _FEW if x <= enough)),)
+        twice = tuple(x for x in _FEW if left <= 2 * x and x <= enough)  # at most two blocks read a weight
+        return (Missing(la.name, few, "grid", twice or (enough,)),)
     if not _has(la, many, "grid"):
         return (Missing(la.name, many, "grid", _covering(plan, many, _MANY)),)
     if not _has(la, k, "serial"):
