@@ -26,6 +26,7 @@ _CONSUMER = rf"(setmaxnreg_inc<232>\(\);\n +){_TILES}"
 _LAST_WAIT = r"^ +emmy_wgmma_wait<0>\(\);\n"
 _FULL, _EMPTY = r"(emmy_mbar_wait\(smem \+ slot \* 8 \+ \d+, phase)(\))", r"(emmy_mbar_wait\(smem .*, phase) \^ 1\)"
 _EXCHANGE = r"(emmy_sts_b64\(.*\n(?: +\}\n)+) +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n"
+_GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for \(int j = 0)"
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
@@ -288,6 +289,36 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             "",
             "race barrier deadlock",
         ),
+    ),
+    *_bugs(
+        "swapped",
+        ("sums are taken before all have given theirs", rf"{_GIVEN} +emmy_bar_sync\(1, 128\);\n", r"\1", "race"),
+        ("the next sums are given before all have taken", rf"^ +emmy_bar_sync\(1, 128\);\n{_GIVING}", r"\1", "race"),
+        ("warps meet by themselves", r"emmy_bar_sync\(1, 128\)", "emmy_syncwarp()", "race"),
+        ("the producer is waited for", r"emmy_bar_sync\(1, 128\)", "emmy_syncthreads()", "deadlock barrier"),
+        ("one warp is not waited for", r"emmy_bar_sync\(1, 128\)", "emmy_bar_sync(1, 96)", "race deadlock barrier"),
+        ("weights are taken as K-major", "ss_ta", "ss", "wrong bounds race"),
+        (
+            "weights are taken as the second operand",
+            r"C_sums, B_desc, A_desc",
+            "C_sums, A_desc, B_desc",
+            "bounds wrong race copy",
+        ),
+        ("weights step half as far along k", r"desc_step\(B_desc, 2048\)", "desc_step(B_desc, 1024)", "wrong copy"),
+        ("tokens step as weights do", r"desc_step\(A_desc, 32\)", "desc_step(A_desc, 2048)", "wrong copy race bounds"),
+        ("rows of sums overlap", r"\* 68", "* 60", "race wrong"),
+        ("rows of sums lie closer where they are read", r"thread / 8 \* 68", "thread / 8 * 64", "wrong copy"),
+        ("pairs lie beside one another", r"e \* 272", "e * 4", "race wrong"),
+        ("warps give their sums to one place", r"\(\(thread >> 5\) & 3\) \* 16", "0", "race"),
+        ("sums lie on the ring", r" \+ 20512", "", "race proxy copy"),
+        (
+            "a thread takes what another finishes",
+            r"thread / 8 \* 68 \+ thread % 8",
+            "thread / 8 * 68 + (thread ^ 1) % 8",
+            "wrong",
+        ),
+        ("sums are given while steps are under way", _LAST_WAIT, "", "race wrong copy"),
+        ("tokens of the wrong block are fetched", r"(&A_map, .*), k, m_lo\)", r"\1, m_lo, k)", "wrong"),
     ),
     *_bugs(
         "tma store",
