@@ -2,15 +2,17 @@
 
 Own axes go to blocks, the folded axis into time, a block's own axes to warps; so every tile has one spelling. Sizes are
 those with which some choice of what follows is legal: sums fit the registers, one fill of both operands the shared memory.
-A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles).
+A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles). One that a warpgroup holds may be left
+undivided, for warpgroups that take such tiles in turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, warps
+from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, trips, warps
 from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, upper
@@ -53,6 +55,32 @@ def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
     return ()
 
 
+def for_one(plan: Plan, la: Launch, target: Target) -> bool:
+    """Whether a launch's tiles, divided among no agents, are such as warpgroups may take in turn: each alone holds one.
+
+    There are more tiles than multiprocessors, and each has as many fills as any other.
+    """
+    t = la.tile
+    stages = [plan.program.stage(w.stage) for w in t.works if not w.combine]
+    s = next((s for s in stages if s.reduces), None)
+    if s is None or len(s.axes) < 2 or any(x.level not in ("grid", "serial") for x in t.nest):
+        return False
+    rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
+    if not _grouped(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
+        return False
+    tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
+    rows, columns = (plan.extent(t.nest, a) for a in s.axes[-2:])
+    whole = rows % _GROUP_ROWS == 0 and columns % _whole(plan, s) == 0
+    return whole and _holds(rows, columns) and tiles > target.n_sms
+
+
+def _grouped(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether warpgroups can make a contraction."""
+    inputs = [v for v in s.reads if plan.program.is_input(v)]
+    halves = len(inputs) == len(s.reads) and all(plan.program.value(v).dtype != "f32" for v in inputs)
+    return halves and target.can("wgmma") and _engine(plan, s)
+
+
 def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
     stages = (plan.program.stage(w.stage) for w in la.tile.works if not w.combine)
     fold = next((s for s in stages if s.reduces), None)
@@ -76,7 +104,7 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
     atom = "simt" if "f32" in dtypes else "mma"
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    grouped = atom == "mma" and target.can("wgmma") and all(map(plan.program.is_input, s.reads)) and _engine(plan, s)
+    grouped = _grouped(plan, s, target)
     if not _has(la, m, "grid"):
         least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
         staged = Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least))
