@@ -11,7 +11,21 @@ from dataclasses import dataclass
 from emmy.codegen.cuda_layout import Slot, slot
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.kernel import Int, Whole, plus, same, times
-from emmy.codegen.kernel_gpu import BLOCK, SMEM, WARP_INDEX, Do, If, MapRef, Ref, Stmt, TensorMap, bits, counter, shifted, unrolled
+from emmy.codegen.kernel_gpu import (
+    BLOCK,
+    SMEM,
+    WARP_INDEX,
+    Do,
+    If,
+    MapRef,
+    Ref,
+    Stmt,
+    TensorMap,
+    bits,
+    counter,
+    shifted,
+    unrolled,
+)
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import WARP
 

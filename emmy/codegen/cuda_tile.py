@@ -110,7 +110,9 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     rings = Rings(w, outline.barriers)
     rings.begin()
     blocks = least(Int(t.order.workers), tiles) if t.order.kind != "static" else tiles
-    roles = [r for r in outline.roles if not r.role.deal or r.role.deal[0] == 0]  # in turn, they do the same on other tiles
+    roles = [
+        r for r in outline.roles if not r.role.deal or r.role.deal[0] == 0
+    ]  # in turn, they do the same on other tiles
     steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings))).steps(r.steps) for r in roles]
     bodies = [_walked(w, rings, r, stmts, tiles) for r, stmts in zip(roles, steps, strict=True)]
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
@@ -160,7 +162,9 @@ def _fills(w: Walk, steps: tuple[Step, ...]) -> Counter[str]:
         elif isinstance(s, ForStep) and (inner := _fills(w, s.body)):
             n = trips(w.plan, w.nest, s.at)
             if n is None:
-                raise w.cannot(f"fills over {s.loop.axis} differ from tile to tile: consumers cannot skip those of others")
+                raise w.cannot(
+                    f"fills over {s.loop.axis} differ from tile to tile: consumers cannot skip those of others"
+                )
             out.update({v: n * k for v, k in inner.items()})
     return out
 

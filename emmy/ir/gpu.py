@@ -133,7 +133,11 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
 def placed_bytes(plan: Plan, tile: Tile, value: str) -> int:
     """Bytes of a value's blocks, one for each tile that is made at a time; each warp that makes it has its share."""
     v = plan.program.value(value)
-    return max(1, in_turn(tile)) * size_bytes(v.dtype) * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
+    return (
+        max(1, in_turn(tile))
+        * size_bytes(v.dtype)
+        * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
+    )
 
 
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:

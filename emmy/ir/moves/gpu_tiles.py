@@ -55,15 +55,20 @@ def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
     return ()
 
 
+def loops_are_due(plan: Plan, target: Target) -> bool:
+    """Whether a loop must be placed before anything else is decided."""
+    return bool(missing_loops(plan, target)) and not for_one(plan, plan.launches[0], target)
+
+
 def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     """Whether a launch's tiles, divided among no agents, are such as warpgroups may take in turn: each alone holds one.
 
-    There are more tiles than multiprocessors, and each has as many fills as any other.
+    The launch is the plan's only one, has more tiles than there are multiprocessors, and each as many fills as any other.
     """
     t = la.tile
     stages = [plan.program.stage(w.stage) for w in t.works if not w.combine]
     s = next((s for s in stages if s.reduces), None)
-    if s is None or len(s.axes) < 2 or any(x.level not in ("grid", "serial") for x in t.nest):
+    if len(plan.launches) > 1 or s is None or len(s.axes) < 2 or any(x.level not in ("grid", "serial") for x in t.nest):
         return False
     rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
     if not _grouped(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:

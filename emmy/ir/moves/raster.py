@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
-from emmy.ir.moves.gpu_tiles import for_one, missing_loops
+from emmy.ir.moves.gpu_tiles import loops_are_due
 from emmy.ir.plan import Plan
 from emmy.ir.target import Target
 
@@ -30,11 +30,10 @@ class Raster(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        if target.is_cpu:
+        if target.is_cpu or loops_are_due(plan, target):
             return
-        missing = {x.launch for x in missing_loops(plan, target)}
         for la in plan.launches:
-            if missing - ({la.name} if for_one(plan, la, target) else set()) or la.tile.channels or all(w.combine or not plan.program.stage(w.stage).reduces for w in la.tile.works):
+            if la.tile.channels or all(w.combine or not plan.program.stage(w.stage).reduces for w in la.tile.works):
                 continue
             legal = tuple(g for g in _GROUPS if cls(la.name, None, g).refuse(plan, target) is None)
             if legal:
