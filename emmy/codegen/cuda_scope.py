@@ -204,9 +204,6 @@ class Walk:
         return self.let("mate", rest(THREAD, Int(self.threads))) if self.teams > 1 else THREAD
 
     def warp(self) -> Whole:
-        """The warp's number in its team."""
-        if self.teams > 1:
-            return self.let("team_warp", rest(WARP_INDEX, Int(self.threads // WARP)))
         return WARP_INDEX if self.threads > WARP else Int(0)
 
     @property
@@ -224,7 +221,7 @@ class Walk:
 
     def warp_offset(self, axis: str) -> Whole:
         """Where this thread's warp or warpgroup begins along an axis, inside the piece that the block's agents share."""
-        left, out = self.group() if by_groups(self.nest) else self.warp(), []
+        left, out = self.group() if by_groups(self.nest) or self.teams > 1 else self.warp(), []
         for i in reversed(range(len(self.nest))):
             x = self.nest[i]
             if x.level not in AGENTS:
