@@ -44,7 +44,7 @@ def _used(plan: Plan, launch: Launch, atom: Atom) -> tuple[Value, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What blocks of a cluster, or threads, do with one tile's sums: waves of giving and of taking them, bytes from other blocks, stores."""
+    """What blocks of a cluster, or threads, do with a tile's sums: waves of giving and taking, bytes from other blocks, stores."""
 
     given: Count
     taken: Count

@@ -5,6 +5,7 @@ Moves refuse by these numbers, code generation is built on them, and the cost mo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import gcd, prod
 
 from emmy.ir.atoms import ATOMS
@@ -39,6 +40,31 @@ def warps(plan: Plan, nest: tuple[Loop, ...]) -> int:
 def by_groups(nest: tuple[Loop, ...]) -> bool:
     """Whether a block divides its work among warpgroups."""
     return any(x.level == "warpgroup" for x in nest)
+
+
+def in_turn(tile: Tile) -> int:
+    """Consumers that take a block's tiles in turn, a warpgroup each; 0 where all that compute share each tile."""
+    return sum(r.deal is not None for r in tile.roles)
+
+
+def tile_warps(plan: Plan, tile: Tile) -> int:
+    """Warps that make one tile together."""
+    return GROUP if in_turn(tile) else warps(plan, tile.nest)
+
+
+def computing_warps(plan: Plan, tile: Tile) -> int:
+    """Warps of a block that compute, on one tile or on several."""
+    return tile_warps(plan, tile) * max(1, in_turn(tile))
+
+
+def trips(plan: Plan, nest: tuple[Loop, ...], at: int) -> int | None:
+    """Iterations of nest[at], where every tile has as many; None where they differ."""
+    x = nest[at]
+    around = [y.step for y in nest[:at] if y.axis == x.axis]
+    size = plan.program.dim(x.axis)
+    if not isinstance(size, int) or any(a % b for a, b in pairwise((size, *around))):
+        return None
+    return plan.count(nest, at)
 
 
 def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
@@ -82,16 +108,17 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
-def brought(plan: Plan, nest: tuple[Loop, ...], c: Channel) -> int:
+def brought(plan: Plan, tile: Tile, c: Channel) -> int:
     """Columns of a block that the copy engine brings: up to an eighth beyond it, where that makes whole rows of a swizzle.
 
     Only warpgroups, all of whose columns one instruction reads, pass over the rest.
     """
-    v = plan.program.value(c.value)
+    v, nest = plan.program.value(c.value), tile.nest
     columns, row = plan.extent(nest[: c.at + 1], v.axes[-1]), SWIZZLE_BYTES // size_bytes(v.dtype)
     whole = -(-columns // row) * row
     apart = plan.extent(nest, v.axes[-1]) < columns
-    return whole if by_groups(nest) and not apart and row < columns and 8 * whole <= 9 * columns else columns
+    by_instruction = (by_groups(nest) or in_turn(tile)) and not apart
+    return whole if by_instruction and row < columns and 8 * whole <= 9 * columns else columns
 
 
 def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
@@ -103,14 +130,18 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
         slot += slot // row * (TRANSFER_BYTES + -row % TRANSFER_BYTES)
     elif c.transport == "tma":
         columns = plan.extent(tile.nest[: c.at + 1], plan.program.value(c.value).axes[-1])
-        slot = slot // columns * brought(plan, tile.nest, c)
+        slot = slot // columns * brought(plan, tile, c)
     return c.depth * (slot + (16 if c.transport == "tma" else 0))
 
 
 def placed_bytes(plan: Plan, tile: Tile, value: str) -> int:
-    """Bytes of a value's block, of which each warp that makes it has its share."""
+    """Bytes of a value's blocks, one for each tile that is made at a time; each warp that makes it has its share."""
     v = plan.program.value(value)
-    return size_bytes(v.dtype) * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
+    return (
+        max(1, in_turn(tile))
+        * size_bytes(v.dtype)
+        * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
+    )
 
 
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:
@@ -131,7 +162,7 @@ def atom_registers(atom: str, m: int, n: int, k: int) -> int:
 def threads(plan: Plan, launch: Launch) -> int:
     """Threads of a block: of those that compute, and of roles that only fill rings."""
     fill = (r for r in launch.tile.roles if not r.works)
-    return WARP * (warps(plan, launch.tile.nest) + sum(r.agents * _WARPS_OF[r.unit] for r in fill))
+    return WARP * (computing_warps(plan, launch.tile) + sum(r.agents * _WARPS_OF[r.unit] for r in fill))
 
 
 def registers_allowed(plan: Plan, launch: Launch, work: Work, target: Target) -> int:

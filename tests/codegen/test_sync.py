@@ -105,6 +105,12 @@ PLANS |= {
         "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
         "k0/stage(A,tma,3) k0/stage(B,tma,3) k0/specialize(2,40,232) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
     ),
+    "deferred, ping-pong": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,serial,16) k0/stage(A,tma,3) k0/stage(B,tma,3) "
+        "k0/specialize(2,40,232) k0/persist(1) k0/pingpong() k0.C/atom(wgmma,64,16,16)",
+    ),
     "clusters": (
         AHEAD,
         "h200",
@@ -277,7 +283,9 @@ def test_a_dealt_ring_is_emptied_by_one_warpgroup_and_its_roles_take_turns():
         assert turns == [TurnWait(i), TurnPass(1 - i)]
 
 
-@pytest.mark.parametrize("name", ["pingpong", "ping-pong over a ragged loop", "ping-pong filled once a tile"])
+@pytest.mark.parametrize(
+    "name", ["pingpong", "deferred, ping-pong", "ping-pong over a ragged loop", "ping-pong filled once a tile"]
+)
 def test_a_dealt_role_waits_for_fills_only_while_it_has_the_turn_and_takes_it_once_a_tile(name: str):
     for role in outline(name).roles[1:]:
         kinds = [type(s) for s in all_steps(role.steps)]

@@ -121,6 +121,22 @@ def test_warpgroups_read_operands_for_every_instruction(nk: str, columns: int, r
     assert _residency("h200", schedule, op)[1].blocks == together
 
 
+@pytest.mark.parametrize(("nk", "store"), [("", ""), (":nk", " k0/store(C,tma)")])
+def test_consumers_that_take_tiles_in_turn_move_what_their_text_does(nk: str, store: str) -> None:
+    op = f"matmul:320x128x128:f16{nk}"
+    schedule = (
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        f"k0/specialize(2,40,232) k0/persist(3) k0/pingpong() k0.C/atom(wgmma,64,64,16){store}"
+    )
+    moved, counted = _both(op, schedule, "h200")
+    assert moved.reads.taken * WAVE_BYTES == counted.wgmma_bytes and moved.asked_bytes == counted.tma_load_bytes
+    assert 32 * moved.stores.taken == counted.global_store_bytes + counted.tma_store_bytes
+    _, r = _residency("h200", schedule, op)
+    assert (r.threads, r.blocks) == (3 * 128, 1)
+    each = 64 * 64 * 2  # bytes of a slot of A, of one of B, of a stored tile; two are stored at a time
+    assert (r.smem_bytes - 1024) // each == 2 * 2 + (2 if store else 0)
+
+
 SHARED_K = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,cluster,{}) k0/split(k,serial,32) "
 WARPS, GROUPS = "k0/split(m,warp,32) k0/split(n,warp,32) ", "k0/split(m,warpgroup,64) k0/split(n,warpgroup,32) "
 TMA = "k0/stage(A,tma,2) k0/stage(B,tma,2) "

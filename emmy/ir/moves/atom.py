@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import by_groups, registers_allowed, registers_at_launch, sharers, thread_registers, threads
+from emmy.ir.gpu import by_groups, in_turn, registers_allowed, registers_at_launch, sharers, thread_registers, threads
 from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
 from emmy.ir.moves.direct_tiles import refuse_direct
-from emmy.ir.moves.gpu_tiles import missing_loops
+from emmy.ir.moves.gpu_tiles import for_one, missing_loops
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage, swapped
 from emmy.ir.target import Target
@@ -55,6 +55,8 @@ class BindAtom(Move):
                 staged = target.is_cpu or _staged(plan, la, w)
                 if not staged and missing_loops(plan, target):
                     continue
+                if not in_turn(la.tile) and for_one(plan, la, target):
+                    continue  # who takes such tiles comes first
                 for inner in tuple(s.out for s in monoid.lift) or (None,):
                     unit = _unit(la)
                     kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
@@ -162,8 +164,7 @@ def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
 
 def _unit(la: Launch) -> str:
     """Who executes atoms of a GPU's launch: its warps, or its warpgroups when they divide the work or take tiles in turn."""
-    dealt = any(r.deal and r.unit == "warpgroup" for r in la.tile.roles)
-    return "warpgroup" if dealt or by_groups(la.tile.nest) else "warp"
+    return "warpgroup" if in_turn(la.tile) or by_groups(la.tile.nest) else "warp"
 
 
 def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom) -> str | None:

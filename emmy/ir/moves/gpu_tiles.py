@@ -3,15 +3,17 @@
 Own axes go to blocks, the folded axis into time, a block's own axes to warps; so every tile has one spelling. Sizes are
 those with which some choice of what follows is legal: sums fit the registers, one fill of both operands the shared memory.
 A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles). Where a product's factors are swapped, an
-instruction's rows are columns of the tile, whose rows may then be few.
+instruction's rows are columns of the tile, whose rows may then be few. A tile that a warpgroup holds may be left undivided,
+for warpgroups that take such tiles in turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, warps
+from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, trips, warps
 from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, swapped, upper
@@ -54,6 +56,30 @@ def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
         if found:
             return found
     return ()
+
+
+def loops_are_due(plan: Plan, target: Target) -> bool:
+    """Whether a loop must be placed before anything else is decided."""
+    return bool(missing_loops(plan, target)) and not for_one(plan, plan.launches[0], target)
+
+
+def for_one(plan: Plan, la: Launch, target: Target) -> bool:
+    """Whether a launch's tiles, divided among no agents, are such as warpgroups may take in turn: each alone holds one.
+
+    The launch is the plan's only one, has more tiles than there are multiprocessors, and each as many fills as any other.
+    """
+    t = la.tile
+    stages = [plan.program.stage(w.stage) for w in t.works if not w.combine]
+    s = next((s for s in stages if s.reduces), None)
+    if len(plan.launches) > 1 or s is None or len(s.axes) < 2 or any(x.level not in ("grid", "serial") for x in t.nest):
+        return False
+    rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
+    if swapped(s) or not for_warpgroups(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
+        return False
+    tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
+    rows, columns = (plan.extent(t.nest, a) for a in s.axes[-2:])
+    whole = rows % _GROUP_ROWS == 0 and columns % _whole(plan, s) == 0
+    return whole and _holds(rows, columns) and tiles > target.n_sms
 
 
 def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import SIDE, TRANSFER_BYTES, by_groups, exchange_bytes, multiple, ring_bytes, transfer_bytes
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
-from emmy.ir.moves.gpu_tiles import missing_loops
+from emmy.ir.moves.gpu_tiles import for_one, loops_are_due
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
@@ -70,7 +70,7 @@ class Stage(Move):
     @classmethod
     def _gpu_sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         """Both operands by one transport in rings of one depth; ldg where rows are too odd for the others."""
-        if missing_loops(plan, target):
+        if loops_are_due(plan, target):
             return
         for la in plan.launches:
             values = sorted(v for v in contracted(plan, la) if not la.tile.channel(v))  # as a search orders them
@@ -78,8 +78,9 @@ class Stage(Move):
                 continue
             first = next(iter(la.tile.channels), None)
             found = {}
-            # Warpgroups' instructions read what the copy engine wrote without a fence between.
-            for transport in ("tma",) if by_groups(la.tile.nest) else ("tma", "cp_async", "ldg"):
+            groups = by_groups(la.tile.nest) or for_one(plan, la, target)
+            # Their instructions read what the copy engine wrote without a fence between.
+            for transport in ("tma",) if groups else ("tma", "cp_async", "ldg"):
                 tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
                 depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
                 if depths and (first is None or first.transport == transport):
