@@ -68,6 +68,36 @@ def test_tiles_taken_in_turn_are_right_in_every_order_of_the_threads(name: str):
         assert nothing_but_numbers(stats)
 
 
+def random_turns(seed: int) -> Run:
+    """Tiles of any size, rings and blocks for a problem of any size that they make."""
+    rng = random.Random(seed)
+    m, n, k = rng.choice((64, 64, 128)), rng.choice((16, 32, 48, 64)), rng.choice((16, 32, 64))
+    rows, columns, depth = rng.randint(m, 9 * m), n * rng.randint(1, 3), 8 * rng.randint(k // 8, 48)
+    options = [x for x in ("nk", "bias", "residual") if rng.random() < 0.4]
+    op = f"matmul:{rows}x{columns}x{depth}:{rng.choice(('f16', 'bf16'))}" + ":" * bool(options) + ",".join(options)
+    roles, out = rng.choice(("2,40,232", "3,32,160", "2,0,0")), "Y" if {*options} - {"nk"} else "C"
+    more = rng.choice(("", f"k0/store({out},tma)"))
+    schedule = turns(n, rng.randint(1, 5), rng.randint(1, 3), m, k, roles, more=more)
+    return Run(op, "h200", schedule, kind=rng.choice(("normal", "integer")), order=rng.randrange(len(SCHEDULES)))
+
+
+def check(run: Run) -> None:
+    error, stats = run.error_norm()
+    assert error <= 1 and nothing_but_numbers(stats), f"error {error:.3g} of what is allowed: {run}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tiles_taken_in_turn_are_right(seed: int):
+    check(random_turns(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_tiles_taken_in_turn_are_right(block: int):
+    for seed in range(100 + 20 * block, 120 + 20 * block):
+        check(random_turns(seed))
+
+
 def test_an_early_launch_may_take_tiles_in_turn():
     run = RUNS["five tiles for one block"]
     early = replace(run, schedule=with_pdl(run.op, run.schedule, gpu=run.gpu))
