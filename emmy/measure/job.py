@@ -21,7 +21,7 @@ from emmy.measure.check import Checker, TooSlow, operands
 from emmy.measure.device import Buffer, Device, Runnable
 from emmy.measure.protocol import FAULTED, LOST, Job, Outcome, Report
 from emmy.measure.references import Case
-from emmy.measure.timing import Participant, Timing
+from emmy.measure.timing import Participant
 
 Announce = Callable[[str, int, float], None]  # phase, index of the library, seconds it may take
 
@@ -187,11 +187,13 @@ class Jobs:
         session.cold(job.samples, job.best_us)
         wall_s, cpu_s, switches = time.perf_counter() - wall_s, time.process_time() - cpu_s, _switches() - before
         circumstances = self.device.circumstances()
+        for p in participants.values():  # before anything heats the card
+            if job.thorough or not timing.is_hopeless(p, job.best_us):
+                session.warm(p)
         if job.thorough:
             session.sustained()
         outcomes = {
-            index: self._finish(bench, job, index, session, p, passed[index][1], sets[0])
-            for index, p in participants.items()
+            index: self._finish(bench, job, index, p, passed[index][1], sets[0]) for index, p in participants.items()
         }
         displaced = max(0.0, 1 - cpu_s / wall_s) if self.device.clock == "thread_cpu" else 0.0
         return _Timed(outcomes, displaced, switches, len(sets), circumstances)
@@ -201,18 +203,17 @@ class Jobs:
         bench: Workbench,
         job: Job,
         index: int,
-        session: Timing,
         p: Participant,
         checked: Verdict,
         warm: Mapping[str, Buffer],
     ) -> Outcome:
-        """The timed participant's outcome: its warm time, and its answer compared again after so many runs."""
+        """The timed participant's outcome, its answer compared again after so many runs."""
         samples = tuple(p.samples_us)
         if not job.thorough and timing.is_hopeless(p, job.best_us):
             return Outcome("ok", "", checked.error_norm, samples)
         for name in bench.op.program().outputs:
             warm[name].poison()
-        session.warm(p)
+        self.device.time_ns([p.calls[0]])
         is_stock = index == len(job.libraries)
         self._announce("comparing after timing", -1, bench.host_limit_s)
         verdict = bench.checker.compare(bench.case, warm, "f32" if is_stock else _sums(job, index))
