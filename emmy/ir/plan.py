@@ -289,6 +289,8 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
     `launch` need not be the plan's own: moves ask before they add a loop.
     """
     t, p = launch.tile, plan.program
+    if reason := _refuse_clusters(p, t):
+        return reason
     for i, x in enumerate(t.nest):
         for w in t.works:
             s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
@@ -302,6 +304,25 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
             if leaves_state and x.axis not in s.folded and (c := _lacking(s, x.axis)):
                 return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())
+
+
+def _refuse_clusters(p: Program, t: Tile) -> str | None:
+    """Why blocks of a cluster, which are neighbours, could not meet where they exchange their sums: once a tile."""
+    blocks, inside = t.nest[: t.n_block_loops], t.nest[t.n_block_loops :]
+    clusters = [i for i, x in enumerate(blocks) if x.level == "cluster"]
+    if not clusters:
+        return None
+    apart = next((x for x in blocks[clusters[0] :] if x.level != "cluster"), None)
+    if apart:
+        return f"the {apart.level} loop over {apart.axis} would part the blocks of a cluster over {blocks[clusters[0]].axis}: it comes before"
+    folded = {a for w in t.works if not w.combine for a in p.stage(w.stage).folded}
+    shared = next((blocks[i].axis for i in clusters if blocks[i].axis in folded), None)
+    around = next((x for x in inside if x.axis in folded), None)
+    own = next((x for x in (inside[: inside.index(around)] if around else inside) if x.axis not in folded), None)
+    if shared and own:
+        again = f"blocks of a cluster over {shared} would exchange sums in each piece of {own.axis}"
+        return f"{again}: the {own.level} loop over {own.axis} comes after one over {shared}"
+    return None
 
 
 def refuse_own_loop(plan: Plan, work: Work, axis: str) -> str | None:

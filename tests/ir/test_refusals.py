@@ -49,6 +49,12 @@ REFUSED = {
     "writing a value that leaves the program into its reader": (
         SCALED, "cpu", "k0/fuse(Xs,C)", "Xs is read by C and leaves the program",
     ),
+    "a loop over blocks that parts the blocks of a cluster": (
+        SQUARE, "h200", "k0/split(k,cluster,16) k0/split(m,grid,16)", "the grid loop over m would part the blocks of a cluster over k",
+    ),
+    "sums exchanged anew in each piece of another axis": (
+        SQUARE, "h200", "k0/split(k,cluster,16) k0/split(n,serial,8)", "would exchange sums in each piece of n: the serial loop over n comes after",
+    ),
     "another sum over the axis that splitk shares out": (
         Program(
             (("m", 5), ("k", 24)), (Value("X", ("m", "k")),),
