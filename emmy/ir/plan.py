@@ -314,7 +314,8 @@ def _refuse_clusters(p: Program, t: Tile) -> str | None:
         return None
     apart = next((x for x in blocks[clusters[0] :] if x.level != "cluster"), None)
     if apart:
-        return f"the {apart.level} loop over {apart.axis} would part the blocks of a cluster over {blocks[clusters[0]].axis}: it comes before"
+        parted = f"the blocks of a cluster over {blocks[clusters[0]].axis}"
+        return f"the {apart.level} loop over {apart.axis} would part {parted}: it comes before"
     folded = {a for w in t.works if not w.combine for a in p.stage(w.stage).folded}
     shared = next((blocks[i].axis for i in clusters if blocks[i].axis in folded), None)
     around = next((x for x in inside if x.axis in folded), None)

@@ -53,7 +53,7 @@ REFUSED = {
         SQUARE, "h200", "k0/split(k,cluster,16) k0/split(m,grid,16)", "the grid loop over m would part the blocks of a cluster over k",
     ),
     "sums exchanged anew in each piece of another axis": (
-        SQUARE, "h200", "k0/split(k,cluster,16) k0/split(n,serial,8)", "would exchange sums in each piece of n: the serial loop over n comes after",
+        SQUARE, "h200", "k0/split(k,cluster,16) k0/split(n,serial,8)", "in each piece of n: the serial loop over n comes after",
     ),
     "another sum over the axis that splitk shares out": (
         Program(
