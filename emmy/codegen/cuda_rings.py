@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
-from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, both, plus, rest, same, times
+from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, below, both, plus, rest, same, times
 from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, MapRef, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
 from emmy.ir.gpu import GROUP, WARP
@@ -49,8 +49,11 @@ class Rings:
             c.begin()
         self.w.maps += (c.map for c in self.copiers.values() if c.map is not None)
 
-    def first(self) -> tuple[Stmt, ...]:
-        """Counters of the rings, registers that copies pass through, barriers ready for their first arrival."""
+    def first(self, cluster: bool) -> tuple[Stmt, ...]:
+        """Counters of the rings, registers that copies pass through, barriers ready for their first arrival.
+
+        cluster: those of all its blocks. They are fenced for this, so its barrier need not order anything
+        """
         out: list[Stmt] = []
         for turn in self._turns(tuple(self.w.rings)):
             if turn.depth > 1:
@@ -68,6 +71,8 @@ class Rings:
             maps = (c.map for c in self.copiers.values() if c.map is not None)
             soon = (Do("emmy_tma_prefetch", (MapRef(m.name),)) for m in maps)
             out += [If(_FIRST, (*soon, *begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
+        if cluster:
+            out += [Do("emmy_cluster_arrive_relaxed"), Do("emmy_cluster_wait")]
         return tuple(out)
 
     def _turns(self, values: tuple[str, ...]) -> tuple[Turn, ...]:
@@ -157,6 +162,9 @@ class Rings:
         if arriving * WARP != self.w.threads:
             raise self.w.cannot(f"{arriving} arrivals at {name}, {self.w.threads // WARP} warps compute")
         once = If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+        if spec.blocks > 1:  # a lane for each block's barrier, which has the same place
+            there = Do("emmy_mbar_arrive_cluster", (bar, self.w.lane()))
+            once = If(below(self.w.lane(), Int(spec.blocks)), (there,))
         if ahead < 0:  # of a deferred work: the copy engine is not overtaken by what read through the same proxy
             return only(self._was(ring), (once,))
         # One lane for a warp, when all its lanes have read, and what they read is in their registers: without the fence the

@@ -20,6 +20,7 @@ _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
 AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
 SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
+_PERIOD = 8  # rows after which a swizzle repeats
 SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
@@ -47,8 +48,28 @@ def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
 
 
 def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:
-    """Blocks of a cluster: each folds another share of an axis."""
+    """Blocks of a cluster: each folds another share of an axis, or makes another piece of one."""
     return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "cluster")
+
+
+def sharing_blocks(plan: Plan, tile: Tile) -> int:
+    """Blocks of a cluster that fold shares of one element; 1 where they make neighbouring tiles."""
+    folded = {a for w in tile.works if not w.combine for a in plan.program.stage(w.stage).folded}
+    own = any(x.level == "cluster" and x.axis not in folded for x in tile.nest)
+    return 1 if own else cluster_size(plan, tile.nest)
+
+
+def receivers(plan: Plan, tile: Tile, c: Channel) -> int:
+    """Blocks of a cluster to which a fill of the channel goes, each bringing its rows to all; 1 where a block fills for itself.
+
+    Blocks that make neighbouring tiles need the same of a value without the axis between them. Their shares are whole
+    periods of a swizzle, which is all that the copy engine can place (PTX ISA: cp.async.bulk.tensor, .multicast::cluster).
+    """
+    v, blocks = plan.program.value(c.value), cluster_size(plan, tile.nest)
+    same = not any(x.level == "cluster" and x.axis in v.axes for x in tile.nest)
+    if c.transport != "tma" or not same or len(v.axes) != 2 or sharing_blocks(plan, tile) > 1:
+        return 1
+    return 1 if plan.extent(tile.nest[: c.at + 1], v.axes[0]) % (_PERIOD * blocks) else blocks
 
 
 def exchange_pitch(columns: int) -> int:
@@ -58,7 +79,7 @@ def exchange_pitch(columns: int) -> int:
 
 def exchange_bytes(plan: Plan, tile: Tile) -> int:
     """Bytes that a block's sums take, where blocks of a cluster exchange them."""
-    if cluster_size(plan, tile.nest) == 1:
+    if sharing_blocks(plan, tile) == 1:
         return 0
     s = next(s for w in tile.works if (s := plan.program.stage(w.stage)).reduces)
     inside = tile.nest[: tile.n_block_loops]

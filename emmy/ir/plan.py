@@ -289,13 +289,14 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
     `launch` need not be the plan's own: moves ask before they add a loop.
     """
     t, p = launch.tile, plan.program
-    if reason := _refuse_clusters(p, t):
+    folded = {a for w in t.works if not w.combine for a in p.stage(w.stage).folded}
+    if reason := _refuse_clusters(t, folded):
         return reason
     for i, x in enumerate(t.nest):
         for w in t.works:
             s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
             leaves = leaves_state or plan.stored(s, launch)
-            if x.level == "cluster" and not leaves_state:
+            if x.level == "cluster" and not leaves_state and x.axis in folded:
                 continue  # its blocks add up their sums, and each finishes other elements
             if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
                 return (
@@ -306,8 +307,8 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())
 
 
-def _refuse_clusters(p: Program, t: Tile) -> str | None:
-    """Why blocks of a cluster, which are neighbours, could not meet where they exchange their sums: once a tile."""
+def _refuse_clusters(t: Tile, folded: set[str]) -> str | None:
+    """Why blocks of a cluster, which are neighbours, could not exchange their sums once a tile, or fill rings in step."""
     blocks, inside = t.nest[: t.n_block_loops], t.nest[t.n_block_loops :]
     clusters = [i for i, x in enumerate(blocks) if x.level == "cluster"]
     if not clusters:
@@ -316,13 +317,16 @@ def _refuse_clusters(p: Program, t: Tile) -> str | None:
     if apart:
         parted = f"the blocks of a cluster over {blocks[clusters[0]].axis}"
         return f"the {apart.level} loop over {apart.axis} would part {parted}: it comes before"
-    folded = {a for w in t.works if not w.combine for a in p.stage(w.stage).folded}
     shared = next((blocks[i].axis for i in clusters if blocks[i].axis in folded), None)
     around = next((x for x in inside if x.axis in folded), None)
     own = next((x for x in (inside[: inside.index(around)] if around else inside) if x.axis not in folded), None)
     if shared and own:
         again = f"blocks of a cluster over {shared} would exchange sums in each piece of {own.axis}"
         return f"{again}: the {own.level} loop over {own.axis} comes after one over {shared}"
+    cut = {blocks[i].axis for i in clusters} - folded
+    uneven = next((x for x in inside if x.axis in cut and x.level == "serial"), None)
+    if uneven:
+        return f"the blocks of a cluster over {uneven.axis} would walk {uneven.axis} unevenly at its edge: they fill rings in step"
     return None
 
 
