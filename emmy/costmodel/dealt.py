@@ -13,7 +13,7 @@ import numpy as np
 
 from emmy.costmodel.counting import LANES, NONE, SECTOR_BYTES, Count, Integers, waves
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, WARP, cluster_size, exchange_pitch, transfer_bytes
+from emmy.ir.gpu import TRANSFER_BYTES, WARP, exchange_pitch, sharing_blocks, transfer_bytes
 from emmy.ir.plan import Atom, Launch, Plan
 from emmy.ir.program import Value, upper
 
@@ -53,9 +53,9 @@ class Exchange:
 
 
 def exchange(plan: Plan, launch: Launch, atom: Atom, m: str, n: str) -> Exchange | None:
-    """The exchange of one tile of a launch; None without clusters."""
+    """The exchange of one tile of a launch; None where no cluster shares folds."""
     tile = launch.tile
-    cluster = cluster_size(plan, tile.nest)
+    cluster = sharing_blocks(plan, tile)
     if cluster == 1:
         return None
     inside = tile.nest[: tile.n_block_loops]
