@@ -52,7 +52,7 @@ class Rings:
     def first(self, cluster: bool) -> tuple[Stmt, ...]:
         """Counters of the rings, registers that copies pass through, barriers ready for their first arrival.
 
-        cluster: those of all its blocks. They are fenced for this, so its barrier need not order anything
+        cluster: those of all its blocks; they are fenced for this, so that meeting need not order anything
         """
         out: list[Stmt] = []
         for turn in self._turns(tuple(self.w.rings)):
@@ -70,9 +70,8 @@ class Rings:
         if begin:
             maps = (c.map for c in self.copiers.values() if c.map is not None)
             soon = (Do("emmy_tma_prefetch", (MapRef(m.name),)) for m in maps)
-            out += [If(_FIRST, (*soon, *begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
-        if cluster:
-            out += [Do("emmy_cluster_arrive_relaxed"), Do("emmy_cluster_wait")]
+            out.append(If(_FIRST, (*soon, *begin, Do("emmy_mbar_fence_init"))))
+            out += [Do("emmy_cluster_arrive_relaxed"), Do("emmy_cluster_wait")] if cluster else [Do("emmy_syncthreads")]
         return tuple(out)
 
     def _turns(self, values: tuple[str, ...]) -> tuple[Turn, ...]:

@@ -95,7 +95,7 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     v = plan.program.value(value)
     if not v.axes:
         return size_bytes(v.dtype)
-    steps = [x.step for x in nest if x.axis == v.axes[-1] and x.level in ("grid", "serial")]
+    steps = [x.step for x in nest if x.axis == v.axes[-1] and x.level in ("grid", "cluster", "serial")]
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
