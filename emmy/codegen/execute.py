@@ -397,7 +397,8 @@ class _Agent:
     def loop(self, s: For) -> Iterator[bool]:
         axis, whole = s.loop.axis, self.env[s.loop.axis]
         self.rings[s.at] = _Ring(*whole, s.loop.step)
-        for j, piece in enumerate(_pieces(whole, s.loop.step)):
+        least = int(s.loop.level in SIDE)  # an agent without a piece waits and arrives like the others
+        for j, piece in enumerate(_pieces(whole, s.loop.step, least)):
             self.rings[s.at].j = j
             self.env[axis] = piece
             if s.loop.level in SIDE:
