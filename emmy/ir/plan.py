@@ -77,7 +77,8 @@ class Role:
 class Channel:
     """A ring of `depth` slots for blocks of `value`, refilled in loop number `at` of the nest (-1: once a tile).
 
-    src in dst means a role feeds itself. Transports: pack (CPU), ldg, cp_async, tma.
+    src in dst means a role feeds itself. Transports: pack (CPU), ldg, cp_async, tma. `hint`: what the last-level cache is
+    told to do with what was fetched, when it has one.
     """
 
     value: str
@@ -87,6 +88,7 @@ class Channel:
     transport: str
     layout: str
     at: int
+    hint: str = ""
 
     @property
     def self_fed(self) -> bool:
@@ -415,9 +417,8 @@ def _show_fills(plan: Plan, t: Tile, at: int, works: tuple[Work, ...], pad: str)
         box = ",".join(str(plan.extent(t.nest[: at + 1], a)) for a in plan.program.value(c.value).axes)
         kib = plan.slot_bytes(t, c) * c.depth / 1024
         space = "pack" if c.transport == "pack" else "smem"
-        out.append(
-            f"{pad}{c.value}.{space} <- {c.value}[{box}]  {c.transport} depth {c.depth} {c.layout}  # {kib:g} KiB"
-        )
+        how = f"{c.transport} depth {c.depth} {c.layout}" + (f" {c.hint}" if c.hint else "")
+        out.append(f"{pad}{c.value}.{space} <- {c.value}[{box}]  {how}  # {kib:g} KiB")
     return out
 
 
