@@ -36,7 +36,7 @@ from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.predict import Predicting, prior_model
-from emmy.search.predictions import Prediction, find_prediction
+from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
 from emmy.search.registry import check_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import Request, finished_before, load_model, open_run
@@ -215,7 +215,13 @@ def subject(
             schedule, origin, note = pick.schedule, "predicted", str(pick)
         else:
             schedule, origin = ScheduleSpace(op, target, threads).default().key, "default"
-            note = "the default: nothing is stored for this op and target"
+            stale = has_stale_prediction(home or config.home(), op, target)
+            why = (
+                "the schedule predicted for it makes another source now: tune again"
+                if stale
+                else "nothing is stored for it"
+            )
+            note = f"the default: {why}"
     return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
 
 

@@ -106,7 +106,8 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
             screen.record("tune", {"op": r.op, "verdict": "no right answer", "trials": r.trials, "statuses": r.counts})
             continue
         default_us = r.default.time_us if r.default else None
-        reproduce = f"emmy bench {r.op} --threads {args.threads}" + (f" --home {args.home}" if args.home else "")
+        where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
+        reproduce = f"emmy bench {r.op} {where}" + (f" --home {args.home}" if args.home else "")
         screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
         screen.show(f"  schedule   {r.best.schedule}\n  reproduce  {reproduce}\n")
         done.append(

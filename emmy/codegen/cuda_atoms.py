@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from emmy.codegen.cuda_cluster import Exchanged, exchanged
 from emmy.codegen.cuda_copy import only
@@ -75,7 +76,8 @@ class Contraction(Fold):
     mt: int
     nt: int
     kt: int
-    exchange: Exchanged | None  # with the other blocks of a cluster
+    exchange: Exchanged | None  # with the other blocks of a cluster, or the other threads of this one
+    any_major: ClassVar[bool] = False  # whether A may lie along its own axis
 
     @property
     def sums(self) -> str:
@@ -306,6 +308,7 @@ class Simt(Contraction):
     A thread holds a piece of m/4 x n/8 elements of each atom; operands come four along k at a time.
     """
 
+    any_major = True
     _LANES_M, _LANES_N = 4, 8
 
     @property
@@ -407,7 +410,7 @@ def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> 
         if {ring.rows, ring.columns} != {own, k}:
             raise w.cannot(f"{r.value} has axes {ring.rows},{ring.columns}; {atom.name} reads {own},{k}")
         rings.append(ring)
-    if atom.name != "simt" and rings[0].columns != k:
+    if not kinds[atom.name].any_major and rings[0].columns != k:
         raise w.cannot(f"{atom.name} reads {reads[0].value} along {k}, it is contiguous along {rings[0].columns}")
     size = {
         a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", *AGENTS)), a)

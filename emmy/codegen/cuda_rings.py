@@ -7,17 +7,19 @@ lanes went alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
-from emmy.codegen.kernel import Int, IntOp, LetInt, Whole, below, both, plus, rest, same, times
+from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, both, minus, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, MapRef, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
 from emmy.ir.gpu import GROUP, WARP
 from emmy.ir.plan import BLOCK_LEVELS
 
 _BARRIER = 8  # bytes of an mbarrier
+_TURN = IntVar("turn")
 _MEET = Do("emmy_syncwarp")
 _QUIET = (_MEET, Do("emmy_fence_async"))
 _FIRST = same(THREAD, Int(0))  # the thread that makes barriers ready
@@ -60,6 +62,7 @@ class Rings:
                 out.append(LetInt(turn.slot.name, Int(0)))
             if self._has_phase(turn):
                 out.append(LetInt(turn.phase.name, Int(0)))
+        out += self.first_turn()
         for c in self.copiers.values():
             out += c.registers()
         begin: list[Stmt] = []
@@ -74,6 +77,39 @@ class Rings:
             out += [Do("emmy_cluster_arrive_relaxed"), Do("emmy_cluster_wait")] if cluster else [Do("emmy_syncthreads")]
         return tuple(out)
 
+    # ------------------------------------------------------------ tiles taken in turn
+    def skip(self, tiles: Whole, fills: Mapping[str, int]) -> tuple[Stmt, ...]:
+        """The counters pass over the fills of so many tiles, which other consumers read. fills: of each ring, a tile."""
+        each = {self.w.rings[v].turn: n for v, n in fills.items()}
+        return tuple(s for turn, n in each.items() for s in self._skip(turn, times(tiles, Int(n))))
+
+    def _skip(self, turn: Turn, fills: Whole) -> tuple[Stmt, ...]:
+        depth = Int(turn.depth)
+        by, laps = rest(fills, depth), rest(over(fills, depth), Int(2))
+        flip = (SetInt(turn.phase.name, flipped(turn.phase, laps)),) if laps != Int(0) else ()
+        if by == Int(0):
+            return flip
+        again = (SetInt(turn.slot.name, minus(turn.slot, depth)), SetInt(turn.phase.name, flipped(turn.phase, Int(1))))
+        wrap = If(below(Int(turn.depth - 1), turn.slot), again)
+        return (*flip, SetInt(turn.slot.name, plus(turn.slot, by)), wrap)
+
+    def first_turn(self) -> tuple[Stmt, ...]:
+        """A counter of the tiles that a consumer took, of which the last bit counts: the first need not be waited for."""
+        return (LetInt(_TURN.name, same(self.w.team(), Int(0))),) if "turn" in self.places else ()
+
+    def turn_wait(self) -> tuple[Stmt, ...]:
+        return (Do("emmy_mbar_wait", (self._token(self.w.team()), _TURN)),)
+
+    def turn_pass(self) -> tuple[Stmt, ...]:
+        """Each warp passes its own turn: were one to pass for all, the turn could come round before the last has had it."""
+        following = self.w.let("next_team", rest(plus(self.w.team(), Int(1)), Int(self.w.teams)))
+        once = If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (self._token(following),)),))
+        return _MEET, once, SetInt(_TURN.name, flipped(_TURN, Int(1)))
+
+    def _token(self, team: Whole) -> Ref:
+        return Ref(SMEM, plus(times(team, Int(_BARRIER)), Int(self.places["turn"])))
+
+    # ------------------------------------------------------------ counters
     def _turns(self, values: tuple[str, ...]) -> tuple[Turn, ...]:
         return tuple(dict.fromkeys(self.w.rings[v].turn for v in values))
 

@@ -26,7 +26,7 @@ from emmy.codegen.kernel import (
 from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, cluster_size, multiple, sharing_blocks
+from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, cluster_size, in_turn, multiple, sharing_blocks
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -120,7 +120,7 @@ class Walk:
     """The state of one launch's expansion.
 
     head, tile_head: statements that stand before everything else, made once; before the steps of each tile
-    block:           the number of the tile that is made; threads: those that compute, the first of the block
+    block:           the number of the tile that is made; threads: those that make a tile together
     """
 
     plan: Plan
@@ -190,6 +190,19 @@ class Walk:
     def lane(self) -> Whole:
         return self.let("lane", bits(THREAD, WARP - 1))
 
+    @property
+    def teams(self) -> int:
+        """Teams of so many threads as make a tile, the first threads of the block: several where they take tiles in turn."""
+        return max(1, in_turn(self.launch.tile))
+
+    def team(self) -> Whole:
+        """The thread's team."""
+        return self.let("team", over(WARP_INDEX, Int(self.threads // WARP))) if self.teams > 1 else Int(0)
+
+    def thread(self) -> Whole:
+        """The thread's number in its team."""
+        return self.let("mate", rest(THREAD, Int(self.threads))) if self.teams > 1 else THREAD
+
     def warp(self) -> Whole:
         return WARP_INDEX if self.threads > WARP else Int(0)
 
@@ -213,7 +226,7 @@ class Walk:
 
     def warp_offset(self, axis: str) -> Whole:
         """Where this thread's warp or warpgroup begins along an axis, inside the piece that the block's agents share."""
-        left, out = self.group() if by_groups(self.nest) else self.warp(), []
+        left, out = self.group() if by_groups(self.nest) or self.teams > 1 else self.warp(), []
         for i in reversed(range(len(self.nest))):
             x = self.nest[i]
             if x.level not in AGENTS:
@@ -321,7 +334,7 @@ class Walk:
         share = min(columns, self.plan.extent(self.nest, v.axes[1]))
         # One of a power of two may end inside a panel, but a descriptor begins where a panel does.
         together = columns if share & (share - 1) == 0 and not by_groups(self.nest) else share
-        if c.transport == "tma" and (wide := brought(self.plan, self.nest, c)) > columns:
+        if c.transport == "tma" and (wide := brought(self.plan, self.launch.tile, c)) > columns:
             columns = together = wide
         return slot(rows, columns, size_bytes(v.dtype), together, c.layout)
 

@@ -11,7 +11,21 @@ from dataclasses import dataclass
 from emmy.codegen.cuda_layout import Slot, slot
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.kernel import Int, Whole, plus, same, times
-from emmy.codegen.kernel_gpu import BLOCK, SMEM, Do, If, MapRef, Ref, Stmt, TensorMap, bits, counter, shifted, unrolled
+from emmy.codegen.kernel_gpu import (
+    BLOCK,
+    SMEM,
+    WARP_INDEX,
+    Do,
+    If,
+    MapRef,
+    Ref,
+    Stmt,
+    TensorMap,
+    bits,
+    counter,
+    shifted,
+    unrolled,
+)
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import WARP
 
@@ -68,8 +82,10 @@ def boxes(w: Walk, value: str, count: int, columns: int) -> Boxes:
     v = w.plan.program.value(value)
     layout = slot(_ROWS, columns, size_bytes(v.dtype), columns, "swizzle128")
     share = count * layout.bytes
-    first = w.allocate(share * (w.threads // WARP), layout.align)
+    warps = w.teams * w.threads // WARP  # teams may store at a time
+    first = w.allocate(share * warps, layout.align)
     rows, ends = (w.scope[a].end for a in v.axes)
     engine = TensorMap(f"{value}_map", value, rows, ends, _ROWS, layout.panel, layout.swizzle)
     w.maps.append(engine)
-    return Boxes(w, layout, engine, w.let(f"{value}_boxes", plus(times(w.warp(), Int(share)), Int(first))), count)
+    number = WARP_INDEX if warps > 1 else Int(0)
+    return Boxes(w, layout, engine, w.let(f"{value}_boxes", plus(times(number, Int(share)), Int(first))), count)

@@ -6,6 +6,7 @@ arrivals stand where the steps say and nowhere else. It must not know CUDA's spe
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
@@ -35,7 +36,6 @@ from emmy.codegen.kernel_gpu import (
     BLOCK,
     ELECTED,
     ROLLED,
-    THREAD,
     WARP_INDEX,
     Do,
     For,
@@ -67,15 +67,19 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Preload,
+    RoleSteps,
+    RoleSync,
     Settle,
     Share,
     Step,
     Store,
     StoreState,
+    TurnPass,
+    TurnWait,
     WaitGroup,
 )
 from emmy.codegen.steps import For as ForStep
-from emmy.ir.gpu import AGENTS, WARP, registers_at_launch, warps
+from emmy.ir.gpu import AGENTS, WARP, registers_at_launch, tile_warps, trips
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
@@ -85,33 +89,35 @@ from emmy.ir.target import Target
 KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
+_COMPUTING = 1  # the named barrier of the threads that compute; 0 is that of all
 _WIDEST = 8  # elements of a vector that a thread makes at once
 
 
 def expand(outline: Outline, target: Target) -> GpuKernel:
     """The kernel of one launch. Raises PlanError, with the reason, for plans that no code is generated for."""
     w, t = Walk(outline.plan, outline.launch, target), outline.launch.tile
-    if t.order.kind == "pingpong":
-        raise w.cannot("tiles are dealt to consumers in turn; code is generated for consumers that share a tile")
     most = {f"len_{s.name}": s.hi for s in outline.plan.program.syms}
     wide = [b.name for b in buffers(outline.plan) if evaluated(b.elements, most) >= _INDEX]
     if wide:
         raise w.cannot(
             f"{', '.join(wide)} may have {_INDEX} elements or more, indices have 32 bits: split it into several ops"
         )
-    if t.order.kind == "persistent":
+    if t.order.kind != "static":
         w.walk_tiles()
     tiles = w.begin()
     w.threads = _threads(w)
-    threads = max(w.threads, plan_threads(outline.plan, outline.launch))
+    threads = max(w.threads * w.teams, plan_threads(outline.plan, outline.launch))
     if threads > target.max_threads_block:
         raise w.cannot(f"{threads} threads, a block of {target.name} has at most {target.max_threads_block}")
     rings = Rings(w, outline.barriers)
     rings.begin()
-    blocks = least(Int(t.order.workers), tiles) if t.order.kind == "persistent" else tiles
-    roles = [_Expand(w, replace(rings, leader=_leader(r.role, rings))).steps(r.steps) for r in outline.roles]
-    bodies = [_walked(w, steps, tiles) for steps in roles]
-    played = [_played(w, r.role, body) for r, body in zip(outline.roles, bodies, strict=True)]
+    blocks = least(Int(t.order.workers), tiles) if t.order.kind != "static" else tiles
+    roles = [
+        r for r in outline.roles if not r.role.deal or r.role.deal[0] == 0
+    ]  # in turn, they do the same on other tiles
+    steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings))).steps(r.steps) for r in roles]
+    bodies = [_walked(w, rings, r, stmts, tiles) for r, stmts in zip(roles, steps, strict=True)]
+    played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
     last = _Expand(w, rings).steps(outline.last) if outline.last else ()
@@ -142,18 +148,40 @@ def _leader(role: Role, rings: Rings) -> Whole:
     return rings.leader if role.works else Int(1)
 
 
-def _walked(w: Walk, steps: tuple[Stmt, ...], tiles: Whole) -> tuple[Stmt, ...]:
-    """The steps of one tile, for each tile of a block that walks them."""
+def _walked(w: Walk, rings: Rings, r: RoleSteps, body: tuple[Stmt, ...], tiles: Whole) -> tuple[Stmt, ...]:
+    """The steps of one tile, for each tile of a block that walks them, or for those that the role takes in turn."""
     if w.block == BLOCK:
-        return steps
-    return (For(w.block.name, BLOCK, tiles, w.launch.tile.order.workers, (*w.tile_head, *steps)),)
+        return body
+    workers, body = w.launch.tile.order.workers, (*w.tile_head, *body)
+    if r.role.deal is None:
+        return (For(w.block.name, BLOCK, tiles, workers, body),)
+    fills, n = _fills(w, _flat(r.steps)), r.role.deal[1]
+    mine = plus(BLOCK, times(w.team(), Int(workers)))
+    walked = For(w.block.name, mine, tiles, n * workers, (*body, *rings.skip(Int(n - 1), fills)))
+    return (*rings.skip(w.team(), fills), walked)
+
+
+def _fills(w: Walk, steps: tuple[Step, ...]) -> Counter[str]:
+    """Fills of each ring in one tile. Raises PlanError where tiles differ in them."""
+    out: Counter[str] = Counter()
+    for s in steps:
+        if isinstance(s, Advance):
+            out.update(s.values)
+        elif isinstance(s, ForStep) and (inner := _fills(w, s.body)):
+            n = trips(w.plan, w.nest, s.at)
+            if n is None:
+                raise w.cannot(
+                    f"fills over {s.loop.axis} differ from tile to tile: consumers cannot skip those of others"
+                )
+            out.update({v: n * k for v, k in inner.items()})
+    return out
 
 
 def _played(w: Walk, role: Role, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """What the threads of a role do: those that compute come first, one thread after them fills."""
     if role.name == SELF:
         return body
-    first = Int(w.threads // WARP)
+    first = Int(w.teams * w.threads // WARP)
     mine = below(WARP_INDEX, first)
     if not role.works:
         body = (If(both(same(WARP_INDEX, first), ELECTED), body),)
@@ -176,10 +204,10 @@ def _touched(body: tuple[Stmt, ...]) -> set[str]:
 
 
 def _threads(w: Walk) -> int:
-    """Threads of a block that compute: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
+    """Threads that make a tile together: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
     t, p = w.launch.tile, w.plan.program
     if t.channels or any(x.level in AGENTS for x in t.nest):
-        return WARP * warps(w.plan, t.nest)
+        return WARP * tile_warps(w.plan, t)
     most = max(prod(w.scope[a].size for a in p.stage(k.stage).axes) for k in t.works)
     return min(_ELEMENTWISE_THREADS, WARP * -(-most // (4 * WARP)))
 
@@ -218,6 +246,8 @@ class _Expand:
                 return self.rings.wait_group(pending)
             case BlockSync():
                 return (Do("emmy_syncthreads"),)
+            case RoleSync():
+                return (Do("emmy_bar_sync", (Int(_COMPUTING), Int(self.w.threads))),)
             case ClusterSync():
                 return Do("emmy_cluster_arrive"), Do("emmy_cluster_wait")
             case BarWait(name, value, ahead):
@@ -226,6 +256,10 @@ class _Expand:
                 return self.rings.arrive(name, self.w.rings[value], count, ahead)
             case Advance(values):
                 return self.rings.advance(values)
+            case TurnWait():
+                return self.rings.turn_wait()
+            case TurnPass():
+                return self.rings.turn_pass()
             case LetNext():
                 return (Do("emmy_pdl_launch"),)
             case LaunchWait():
@@ -331,7 +365,7 @@ class _Expand:
         passes = -(-vectors // agents)
         it = counter("it", passes)
         rank = w.rank() if w.sharing > 1 else Int(0)
-        number = plus(times(rank, Int(w.threads)), THREAD, times(it, Int(agents)))
+        number = plus(times(rank, Int(w.threads)), w.thread(), times(it, Int(agents)))
         spot: dict[str, Whole] = {}
         left = number
         for a, n in reversed(list(zip(stage.axes, counts, strict=True))):

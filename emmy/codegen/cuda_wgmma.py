@@ -7,6 +7,7 @@ does it, eight rows to a period (PTX ISA: Asynchronous Warpgroup Level Matrix Sh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from emmy.codegen.cuda_atoms import Contraction, fragments
 from emmy.codegen.cuda_layout import PERIOD
@@ -38,6 +39,8 @@ _ROWS = 16  # of a warp's share of an instruction's 64
 class Wgmma(Contraction):
     """wgmma m64nNk16 (PTX ISA), sums in f32: thread t holds rows 16 (t / 32) + lane / 4 and 8 more, columns as in mma.sync."""
 
+    any_major: ClassVar[bool] = True
+
     def open(self) -> tuple[Stmt, ...]:
         for ring in (self.a, self.b):
             if ring.channel.transport != "tma" or not ring.layout.swizzle:
@@ -56,7 +59,8 @@ class Wgmma(Contraction):
         out: list[Stmt] = []
         a, b = self._descriptor(self.a, self.m, out), self._descriptor(self.b, self.n, out)
         dtype = self.w.plan.program.value(self.a.value).dtype
-        helper = "emmy_" + wgmma_name(self.atom.n, dtype, "smem", b_mn=self.b.columns == self.n)
+        a_mn, b_mn = self.a.columns == self.m, self.b.columns == self.n
+        helper = "emmy_" + wgmma_name(self.atom.n, dtype, "smem", a_mn=a_mn, b_mn=b_mn)
         out.append(Do("emmy_wgmma_fence"))
         for kk in range(self.kt):
             for i in range(self.mt):

@@ -39,6 +39,7 @@ from emmy.codegen.steps import (
     Outline,
     Preload,
     RoleSteps,
+    RoleSync,
     Settle,
     Share,
     Step,
@@ -366,6 +367,8 @@ class _Agent:
                         slot.landed = True
             case BlockSync():
                 self.meet()
+            case RoleSync():
+                self.meet_for_shares()
             case ClusterSync(every):
                 yield from self.cta.cluster.meet(every)
             case BarWait(b, x, ahead):
@@ -501,6 +504,10 @@ class _Agent:
                 if slot.landed:
                     slot.readers.add(self.role.role.name)
                 slot.read = slot.read and self.channel(value).transport == "tma"
+        self.meet_for_shares()
+
+    def meet_for_shares(self) -> None:
+        """Every agent of the role has come this far; only one role shares sums."""
         for shares in self.cta.shares.values():
             shares.visible, shares.read = True, False
 
@@ -643,15 +650,19 @@ class _Agent:
 
     def share(self, name: str) -> None:
         cluster = self.cta.cluster
+        self.finished(name)
         if cluster.size > 1:
-            self.finished(name)
             parts = self.shares.pop(name, None) or {(): self.accumulators(name)}
             cluster.sums[name, self.cta.rank] = (cluster.meeting, tuple(parts[agent] for agent in sorted(parts)))
             return
         at = self.others(name)
         if at in self.cta.shares and self.cta.shares[at].read:
             raise Race(f"{self.role.role.name} shares {name} anew before all have gathered the last tile's")
-        self.cta.shares[at] = _Shares(self.shares.pop(name, {}))
+        if name not in self.shares:  # one agent's sums are all
+            self.shares[name] = {(): self.accumulators(name)}
+            self.open(name)
+        parts = self.shares.pop(name)
+        self.cta.shares[at] = _Shares(parts)
 
     def gather(self, name: str) -> None:
         if self.cta.cluster.size > 1:

@@ -11,6 +11,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
+from emmy.ir.program import swapped
 
 
 def complete(plan: Plan) -> str | None:
@@ -39,6 +40,10 @@ def _refuse_roles(plan: Plan, la: Launch) -> str | None:
     for w in t.works if t.roles else ():
         if not w.combine and (n := sharers(plan, t.nest, plan.program.stage(w.stage))) > 1:
             return f"{n} agents share the folding of {w.stage} among {len(t.roles)} roles: they could not meet"
+    dealt = [r.name for r in t.roles if r.deal]
+    for w in t.works if dealt else ():
+        if _turned(plan, w):
+            return f"sums of {w.stage} pass through one place in shared memory, {len(dealt)} roles make them in turn"
     fed = next((c for c in t.channels if t.roles and c.self_fed), None)
     return f"{fed.value} is filled by {fed.src}, which is none of its {len(t.roles)} roles" if fed else None
 
@@ -160,8 +165,11 @@ class _Walk:
 
     def close(self, w: Work) -> tuple[Step, ...]:
         t, shared = self.launch.tile, tuple[Step, ...]()
+        again = bool(self.in_time) or t.order.kind != "static"
         if not w.combine and sharers(self.plan, t.nest, self.plan.program.stage(w.stage)) > 1:
-            shared = sync.gathered(w.stage, again=bool(self.in_time) or t.order.kind != "static")
+            shared = sync.gathered(w.stage, again)
+        elif _turned(self.plan, w):
+            shared = sync.transposed(w.stage, self.role, again)
         if not w.combine and sharing_blocks(self.plan, t) > 1:
             shared = sync.exchanged(w.stage)
         if self.plan.workspace(w.stage) and not w.combine:
@@ -171,6 +179,11 @@ class _Walk:
     def store(self, w: Work) -> tuple[Step, ...]:
         stored = self.plan.stored(self.plan.program.stage(w.stage), self.launch)
         return (Store(w.stage),) if stored else ()
+
+
+def _turned(plan: Plan, w: Work) -> bool:
+    """Whether instructions leave a work's sums transposed."""
+    return not w.combine and bool(w.atoms) and swapped(plan.program.stage(w.stage))
 
 
 def _deferred(works: list[Work]) -> tuple[str, ...]:

@@ -153,6 +153,11 @@ class BlockSync:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleSync:
+    """Every agent of the role meets every other; no other role takes part (PTX: bar.sync, of so many threads)."""
+
+
+@dataclass(frozen=True, slots=True)
 class BarWait:
     """Wait on the slot of a barrier that the channel's current fill (plus ahead) uses, for the phase of its lap."""
 
@@ -224,6 +229,7 @@ Step = (
     | Commit
     | WaitGroup
     | BlockSync
+    | RoleSync
     | BarWait
     | BarArrive
     | TurnWait

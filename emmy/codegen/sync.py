@@ -15,6 +15,7 @@ Rules, each from the facts of a channel:
   the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
 - agents that fold shares of one element meet between giving their sums and taking them; where a block does so several
   times, in a loop or for several tiles, they meet before too, so that all have taken the last.
+- sums of swapped factors pass through shared memory: the agents of the role that made them meet as those do that fold shares.
 - blocks of a cluster that fold shares of one element meet between giving their sums and taking them, and before they end,
   for their memory is gone with them.
 - blocks of a cluster that make neighbouring tiles fill together what they read alike (`receivers`): each brings its rows to
@@ -56,6 +57,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Preload,
+    RoleSync,
     Settle,
     Share,
     Step,
@@ -67,6 +69,7 @@ from emmy.codegen.steps import (
 )
 from emmy.ir.atoms import ATOMS
 from emmy.ir.gpu import SIDE, receivers, sharing_blocks, warps
+from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Channel, Launch, Plan, Role
 
 GROUPED = ("ldg", "cp_async")
@@ -280,6 +283,12 @@ def gathered(stage: str, again: bool) -> tuple[Step, ...]:
     """Shares of a fold become one. `again`: what was shared last lies in the same memory."""
     first: tuple[Step, ...] = (BlockSync(),) if again else ()
     return (*first, Share(stage), BlockSync(), Gather(stage))
+
+
+def transposed(stage: str, role: Role, again: bool) -> tuple[Step, ...]:
+    """Sums change hands among the agents of one role. `again`: what was shared last lies in the same memory."""
+    meet = BlockSync() if role.name == SELF else RoleSync()
+    return (*((meet,) if again else ()), Share(stage), meet, Gather(stage))
 
 
 # ---------------------------------------------------------------- launches that begin early

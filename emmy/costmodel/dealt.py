@@ -15,7 +15,7 @@ from emmy.costmodel.counting import LANES, NONE, SECTOR_BYTES, Count, Integers, 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import TRANSFER_BYTES, WARP, exchange_pitch, sharing_blocks, transfer_bytes
 from emmy.ir.plan import Atom, Launch, Plan
-from emmy.ir.program import Value, upper
+from emmy.ir.program import Value, swapped, upper
 
 
 def stored_value(plan: Plan, launch: Launch, atom: Atom) -> tuple[Value, int]:
@@ -44,7 +44,7 @@ def _used(plan: Plan, launch: Launch, atom: Atom) -> tuple[Value, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the blocks of a cluster do with one tile's sums: waves of giving and of taking them, bytes from other blocks, stores."""
+    """What blocks of a cluster, or threads, do with a tile's sums: waves of giving and taking, bytes from other blocks, stores."""
 
     given: Count
     taken: Count
@@ -53,15 +53,17 @@ class Exchange:
 
 
 def exchange(plan: Plan, launch: Launch, atom: Atom, m: str, n: str) -> Exchange | None:
-    """The exchange of one tile of a launch; None where no cluster shares folds."""
+    """The exchange of one tile of a launch; None where no cluster shares folds, unless the factors are swapped."""
     tile = launch.tile
-    cluster = sharing_blocks(plan, tile)
-    if cluster == 1:
+    cluster, turned = sharing_blocks(plan, tile), swapped(plan.program.stage(atom.stage))
+    if cluster == 1 and not turned:
         return None
+    if turned:  # from here on rows and columns are those in memory
+        m, n = n, m
     inside = tile.nest[: tile.n_block_loops]
     rows, columns = plan.extent(inside, m), plan.extent(inside, n)
-    pitch, width = exchange_pitch(columns), _width(plan, launch, atom, n, 8)
-    one, each = _given(atom.name, atom.m, atom.n, pitch)
+    pitch, width = exchange_pitch(columns, turned), _width(plan, launch, atom, n, 8)
+    one, each = _turned(atom.name, atom.m, atom.n, pitch) if turned else _given(atom.name, atom.m, atom.n, pitch)
     return Exchange(
         one.times(cluster * rows * columns / (WARP * each)),
         _taken(rows, columns, width, pitch).times(cluster),
@@ -79,6 +81,13 @@ def _given(name: str, m: int, n: int, pitch: int) -> tuple[Count, int]:
     else:
         each, at = 2, LANES // 4 * pitch + LANES % 4 * 2
     return waves(4 * at[None], 4 * each), each
+
+
+@lru_cache(4096)
+def _turned(name: str, m: int, n: int, pitch: int) -> tuple[Count, int]:
+    """The same of sums that stand below one another, an element at a time."""
+    across, down = (LANES // 8 * (m // 4), LANES % 8 * (n // 8)) if name == "simt" else (LANES // 4, LANES % 4 * 2)
+    return waves(4 * (down * pitch + across)[None], 4), 1
 
 
 @lru_cache(4096)

@@ -22,12 +22,12 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.ops.op import Op
 from emmy.ir.plan import BLOCK_LEVELS, Atom, Channel, Launch, Plan, Work
-from emmy.ir.program import upper
+from emmy.ir.program import swapped, upper
 from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
 
 # Raise it whenever a feature's meaning changes under the same name; a test holds the values of known plans.
-VERSION = 5
+VERSION = 6
 
 ROOF = "log2_roof_us"
 NAMES: tuple[str, ...] = (
@@ -45,7 +45,7 @@ NAMES: tuple[str, ...] = (
     # flops a byte that passes a cache
     "intensity_near", "intensity_mid", "intensity_far", "sums_moved",
     # the innermost tile
-    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "is_direct", "atom_m", "atom_n",
+    "is_fma", "is_dot", "is_mma", "is_hybrid", "is_f16", "is_simt", "is_wgmma", "is_direct", "is_swapped", "atom_m", "atom_n",
     "vector_share", "sums", "registers_of_limit", "loads_per_fma", "unroll", "log2_steps",
     # padding
     "waste_m", "waste_n", "waste_k",
@@ -118,6 +118,9 @@ class _View:
         named = {o.name: o for o in self.nest.operands}
         reads = [named[f.value] for f in factors(self.stage.body) if isinstance(f, Read)]
         reads = reads or list(self.nest.operands[:-1])
+        self.swapped = swapped(self.stage)
+        if self.swapped:  # a and b are the operands of rows and of columns, whichever is the instruction's first
+            reads.reverse()
         self.a: Operand | None = reads[0] if reads else None
         self.b: Operand | None = reads[1] if len(reads) > 1 else None
         self.tile_depth = sum(x.axis in self.nest.axes for x in self.tile.nest)
@@ -131,6 +134,11 @@ class _View:
         self.near = float(target.l1d_bytes if cpu else target.smem_block_bytes)
         self.mid = float(target.l2_bytes if cpu else target.l2_bytes / max(target.n_sms, 1))
         self.far = float(target.l3_bytes / self.threads if cpu else target.l2_bytes)
+
+    def step(self, atom: Atom, role: str) -> int:
+        """What the atom takes of the axis of a role at once."""
+        turned = {"m": "n", "n": "m"}.get(role, role) if self.swapped else role
+        return {"m": atom.m, "n": atom.n, "k": atom.k}[turned]
 
     def extent(self, depth: int, role: str) -> int:
         return self.nest.extent(depth, self.role[role]) if role in self.role else 1
@@ -226,7 +234,7 @@ def _sliver_share(v: _View, operand: Operand, cache_bytes: float) -> float:
     """The share of a cache that the operand's part of one innermost tile needs, all of the tile's k long."""
     if v.atom is None:
         return nan
-    size = {"m": v.atom.m, "n": v.atom.n, "k": v.extent(v.tile_depth, "k")}
+    size = {"m": v.step(v.atom, "m"), "n": v.step(v.atom, "n"), "k": v.extent(v.tile_depth, "k")}
     of_axis = {axis: size[role] for role, axis in v.role.items()}
     extents = [of_axis.get(axis, 1) for axis in operand.axes]
     rows, row_bytes = prod(extents[:-1]), float(extents[-1] * operand.element_bytes)
@@ -239,6 +247,7 @@ def _sliver_share(v: _View, operand: Operand, cache_bytes: float) -> float:
 def _atom(v: _View) -> Mapping[str, float]:
     atom, kinds = v.atom, ("fma", "dot", "mma", "hybrid", "f16", "simt", "wgmma", "direct")
     flags = {f"is_{kind}": float(atom is not None and atom.name == kind) for kind in kinds}
+    flags["is_swapped"] = float(v.swapped)
     if atom is None:
         rest = (
             "atom_m",
@@ -287,7 +296,7 @@ def _padding(v: _View) -> Mapping[str, float]:
         if axis is None or v.atom is None:
             out[f"waste_{role}"] = nan
             continue
-        size = {"m": v.atom.m, "n": v.atom.n, "k": v.atom.k}[role]
+        size = v.step(v.atom, role)
         extent = v.nest.extent(0, axis)
         pieces = (*pieces[:-1], size) if pieces else (size,)
         out[f"waste_{role}"] = steps(extent, pieces) * size / extent - 1.0

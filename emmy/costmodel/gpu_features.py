@@ -16,7 +16,7 @@ from emmy.costmodel.multiprocessor import (
     traffic,
     wave_bytes,
 )
-from emmy.ir.gpu import WARP, cluster_size, registers_allowed, sharers, sharing_blocks, warps
+from emmy.ir.gpu import WARP, cluster_size, computing_warps, in_turn, registers_allowed, sharers, sharing_blocks
 from emmy.ir.ops.op import Work as Cost
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import upper
@@ -24,7 +24,7 @@ from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target
 
 _SHARING = (
-    "by_tma", "by_ldg", "ahead", "stored_by_tma", "log2_raster", "log2_warps", "fill_warps", "dealt_registers",
+    "by_tma", "by_ldg", "ahead", "stored_by_tma", "log2_raster", "log2_warps", "fill_warps", "in_turn", "dealt_registers",
     "registers_of_allowed", "blocks_together", "threads_of_limit", "log2_blocks_busy", "log2_tiles_a_worker",
     "log2_waves", "wave_idle", "log2_cluster", "cluster_idle", "log2_k_sharers", "launches_over_roof", "log2_wave_bytes",
 )  # fmt: skip
@@ -60,7 +60,8 @@ def gpu_features(
         "stored_by_tma": float(any(x.space == "smem" and not tile.channel(x.value) for x in tile.placements)),
         "log2_raster": log2(tile.order.group),
         "log2_warps": log2(r.threads / WARP),
-        "fill_warps": r.threads / WARP - warps(plan, tile.nest),
+        "fill_warps": r.threads / WARP - computing_warps(plan, tile),
+        "in_turn": float(in_turn(tile)),
         "dealt_registers": max((x.registers for x in tile.roles), default=0) / target.max_regs_thread,
         "registers_of_allowed": r.registers / registers_allowed(plan, launch, work, target),
         "blocks_together": float(r.blocks),
@@ -79,7 +80,7 @@ def gpu_features(
     if moved is None:
         return out | dict.fromkeys(_MOVING, nan)
     compute_us = roof.compute_us * _padded(plan, tile.nest, plan.program.stage(work.stage).every)
-    least = bounds(moved, r, target, compute_us, joined=tile.order.kind == "persistent" and bool(tile.roles))
+    least = bounds(moved, r, target, compute_us, joined=tile.order.kind != "static" and bool(tile.roles))
     out |= {
         "log2_load_bytes": log2(moved.load_bytes),
         "log2_turns": log2(moved.turns),

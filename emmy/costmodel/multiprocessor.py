@@ -42,8 +42,8 @@ from emmy.ir.gpu import (
     ring_bytes,
     thread_registers,
     threads,
+    tile_warps,
     transfer_bytes,
-    warps,
 )
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.plan import Atom, Channel, Launch, Plan, Work
@@ -143,11 +143,11 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
             fills += _fill(w.rings[c.value].layout, granule).times(times)
         if c.value == names[1]:
             widest = granule
-    agents = max(1, warps(plan, tile.nest) // (GROUP if atom.name == "wgmma" else 1))
+    agents = max(1, tile_warps(plan, tile) // (GROUP if atom.name == "wgmma" else 1))
     read, passed = reads.times(blocks * turns * agents), 0.0
     swap = exchange(plan, launch, atom, m, n)
     if swap:
-        tiles = blocks / w.cluster
+        tiles = blocks / w.sharing
         read += swap.taken.times(tiles)
         fills, stores, passed = fills + swap.given.times(tiles), swap.stores.times(tiles), swap.passed_bytes * tiles
     else:
@@ -173,7 +173,7 @@ def box_bytes(plan: Plan, launch: Launch, c: Channel) -> int:
     slot = plan.slot_bytes(launch.tile, c)
     if c.transport != "tma":
         return slot
-    return slot // plan.extent(nest[: c.at + 1], plan.program.value(c.value).axes[-1]) * brought(plan, nest, c)
+    return slot // plan.extent(nest[: c.at + 1], plan.program.value(c.value).axes[-1]) * brought(plan, launch.tile, c)
 
 
 def _existing_bytes(plan: Plan, launch: Launch, c: Channel) -> float:
@@ -182,7 +182,7 @@ def _existing_bytes(plan: Plan, launch: Launch, c: Channel) -> float:
     total = float(size_bytes(v.dtype) * prod(plan.count(nest, i) for i, x in enumerate(nest) if x.axis not in v.axes))
     for a in v.axes:
         size, piece = upper(plan.program.dim(a)), plan.extent(nest, a)
-        wide = brought(plan, launch.tile.nest, c) if c.transport == "tma" and a == v.axes[-1] else piece
+        wide = brought(plan, launch.tile, c) if c.transport == "tma" and a == v.axes[-1] else piece
         total *= size if wide == piece else sum(min(wide, size - at) for at in range(0, size, piece))
     return total
 

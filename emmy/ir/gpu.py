@@ -5,13 +5,14 @@ Moves refuse by these numbers, code generation is built on them, and the cost mo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import gcd, prod
 
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
-from emmy.ir.program import Dim, Stage, Sym
+from emmy.ir.program import Dim, Stage, Sym, swapped
 from emmy.ir.target import Target
 
 WARP = 32  # threads
@@ -40,6 +41,31 @@ def warps(plan: Plan, nest: tuple[Loop, ...]) -> int:
 def by_groups(nest: tuple[Loop, ...]) -> bool:
     """Whether a block divides its work among warpgroups."""
     return any(x.level == "warpgroup" for x in nest)
+
+
+def in_turn(tile: Tile) -> int:
+    """Consumers that take a block's tiles in turn, a warpgroup each; 0 where all that compute share each tile."""
+    return sum(r.deal is not None for r in tile.roles)
+
+
+def tile_warps(plan: Plan, tile: Tile) -> int:
+    """Warps that make one tile together."""
+    return GROUP if in_turn(tile) else warps(plan, tile.nest)
+
+
+def computing_warps(plan: Plan, tile: Tile) -> int:
+    """Warps of a block that compute, on one tile or on several."""
+    return tile_warps(plan, tile) * max(1, in_turn(tile))
+
+
+def trips(plan: Plan, nest: tuple[Loop, ...], at: int) -> int | None:
+    """Iterations of nest[at], where every tile has as many; None where they differ."""
+    x = nest[at]
+    around = [y.step for y in nest[:at] if y.axis == x.axis]
+    size = plan.program.dim(x.axis)
+    if not isinstance(size, int) or any(a % b for a, b in pairwise((size, *around))):
+        return None
+    return plan.count(nest, at)
 
 
 def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
@@ -72,19 +98,23 @@ def receivers(plan: Plan, tile: Tile, c: Channel) -> int:
     return 1 if plan.extent(tile.nest[: c.at + 1], v.axes[0]) % (_PERIOD * blocks) else blocks
 
 
-def exchange_pitch(columns: int) -> int:
-    """Words from one row of sums that blocks of a cluster exchange to the next: rows of a fragment meet in other banks."""
-    return columns + (8 - columns) % WARP
+def exchange_pitch(columns: int, transposed: bool = False) -> int:
+    """Words from one row of exchanged sums to the next: what the lanes of a fragment write at once meets in no bank.
+
+    8 rows, a pair of columns in each of 4 lanes; transposed: 8 columns of every other of 8 rows.
+    """
+    return columns + ((4 - columns) % 16 if transposed else (8 - columns) % WARP)
 
 
 def exchange_bytes(plan: Plan, tile: Tile) -> int:
-    """Bytes that a block's sums take, where blocks of a cluster exchange them."""
-    if sharing_blocks(plan, tile) == 1:
+    """Bytes that a block's sums take, where blocks of a cluster exchange them, or threads because they lie transposed."""
+    stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
+    s = next((s for s in stages if s.reduces), None)
+    if s is None or (sharing_blocks(plan, tile) == 1 and not swapped(s)):
         return 0
-    s = next(s for w in tile.works if (s := plan.program.stage(w.stage)).reduces)
     inside = tile.nest[: tile.n_block_loops]
     rows, columns = (plan.extent(inside, a) for a in s.axes[-2:])
-    return 4 * rows * exchange_pitch(columns)
+    return 4 * rows * exchange_pitch(columns, swapped(s))
 
 
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
@@ -99,16 +129,17 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
-def brought(plan: Plan, nest: tuple[Loop, ...], c: Channel) -> int:
+def brought(plan: Plan, tile: Tile, c: Channel) -> int:
     """Columns of a block that the copy engine brings: up to an eighth beyond it, where that makes whole rows of a swizzle.
 
     Only warpgroups, all of whose columns one instruction reads, pass over the rest.
     """
-    v = plan.program.value(c.value)
+    v, nest = plan.program.value(c.value), tile.nest
     columns, row = plan.extent(nest[: c.at + 1], v.axes[-1]), SWIZZLE_BYTES // size_bytes(v.dtype)
     whole = -(-columns // row) * row
     apart = plan.extent(nest, v.axes[-1]) < columns
-    return whole if by_groups(nest) and not apart and row < columns and 8 * whole <= 9 * columns else columns
+    by_instruction = (by_groups(nest) or in_turn(tile)) and not apart
+    return whole if by_instruction and row < columns and 8 * whole <= 9 * columns else columns
 
 
 def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
@@ -120,14 +151,18 @@ def ring_bytes(plan: Plan, tile: Tile, c: Channel) -> int:
         slot += slot // row * (TRANSFER_BYTES + -row % TRANSFER_BYTES)
     elif c.transport == "tma":
         columns = plan.extent(tile.nest[: c.at + 1], plan.program.value(c.value).axes[-1])
-        slot = slot // columns * brought(plan, tile.nest, c)
+        slot = slot // columns * brought(plan, tile, c)
     return c.depth * (slot + (16 if c.transport == "tma" else 0))
 
 
 def placed_bytes(plan: Plan, tile: Tile, value: str) -> int:
-    """Bytes of a value's block, of which each warp that makes it has its share."""
+    """Bytes of a value's blocks, one for each tile that is made at a time; each warp that makes it has its share."""
     v = plan.program.value(value)
-    return size_bytes(v.dtype) * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
+    return (
+        max(1, in_turn(tile))
+        * size_bytes(v.dtype)
+        * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in v.axes)
+    )
 
 
 def atom_registers(atom: str, m: int, n: int, k: int) -> int:
@@ -148,7 +183,7 @@ def atom_registers(atom: str, m: int, n: int, k: int) -> int:
 def threads(plan: Plan, launch: Launch) -> int:
     """Threads of a block: of those that compute, and of roles that only fill rings."""
     fill = (r for r in launch.tile.roles if not r.works)
-    return WARP * (warps(plan, launch.tile.nest) + sum(r.agents * _WARPS_OF[r.unit] for r in fill))
+    return WARP * (computing_warps(plan, launch.tile) + sum(r.agents * _WARPS_OF[r.unit] for r in fill))
 
 
 def registers_allowed(plan: Plan, launch: Launch, work: Work, target: Target) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from emmy.errors import PlanError
 from emmy.ir.dtype import DType
-from emmy.ir.expr import Axis, Expr, Read, axes_of, parse, reads, walk
+from emmy.ir.expr import Axis, Expr, Read, axes_of, factors, parse, reads, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,3 +255,13 @@ class Program:
 def read(value: Value) -> Read:
     """The value read at its own axes."""
     return Read(value.name, value.axes)
+
+
+def swapped(stage: Stage) -> bool:
+    """Whether a product's first factor has the last of the stage's own axes and its second the one before: W[n,k] * A[m,k]."""
+    parts = factors(stage.body)
+    if len(parts) != 2 or len(stage.axes) < 2:
+        return False
+    last, before = stage.axes[-1], stage.axes[-2]
+    first, second = map(axes_of, parts)
+    return last in first and before not in first and before in second and last not in second

@@ -102,7 +102,8 @@ class Forecast:
         parts = [arithmetic_us, roof.dram_us, far_us]
         parts += [roof.time_us * 2.0 ** at[name] for name in _PARTS]
         longest = max(parts)
-        return float(longest + _UNHIDDEN * (sum(parts) - longest))
+        further_us = roof.time_us * at["launches_over_roof"]
+        return float(longest + _UNHIDDEN * (sum(parts) - longest) + further_us)
 
     def span(self, log2_us: float, spread: float, plan: Plan) -> Span:
         """The claim for a schedule whose prediction is given. No time is claimed below the ceiling of its instructions."""

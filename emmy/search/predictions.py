@@ -83,6 +83,17 @@ def keep(home: Path, prediction: Prediction) -> Path:
 
 def find_prediction(home: Path, op: Op, target: Target) -> Prediction | None:
     """The latest pick for the op on the target; None without one, or when its schedule generates another source now."""
+    latest = _latest(home, op, target)
+    return latest if latest is not None and _holds(latest, op, target) else None
+
+
+def has_stale_prediction(home: Path, op: Op, target: Target) -> bool:
+    """Whether there is a pick for the op whose schedule generates another source now."""
+    latest = _latest(home, op, target)
+    return latest is not None and not _holds(latest, op, target)
+
+
+def _latest(home: Path, op: Op, target: Target) -> Prediction | None:
     path = _path(home, target.name)
     if not path.exists():
         return None
@@ -91,7 +102,7 @@ def find_prediction(home: Path, op: Op, target: Target) -> Prediction | None:
     for p in found:
         if p is not None and (p.op, p.target) == (op.key, target.name):
             latest = p
-    return latest if latest is not None and _holds(latest, op, target) else None
+    return latest
 
 
 def _holds(p: Prediction, op: Op, target: Target) -> bool:

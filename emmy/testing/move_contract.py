@@ -72,6 +72,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/specialize(2,40,232) k0/persist(2) k0/pingpong()",
     ),
     (
+        parse_op("matmul:64x1200x32:f16:nk").program(),  # more tiles than multiprocessors
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,8) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(2,40,232) k0/persist(132) k0/pingpong() k0.C/atom(wgmma,64,8,16)",
+    ),
+    (
         parse_op("matmul:m(1..130)x40x56:bf16:bias").program(),
         "h200",
         "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
@@ -89,6 +95,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/split(m,grid,128) k0/split(n,grid,16) k0/split(m,cluster,64) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
         "k0/split(n,warpgroup,16) k0/raster(2) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) "
         "k0.C/atom(wgmma,64,16,16)",
+    ),
+    (
+        parse_op("matmul:40x72x88:bf16:bias").program(),
+        "h200",
+        "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(n,warpgroup,64) "
+        "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
     (
         parse_op("matmul:64x32x48:f16:nk").program(),

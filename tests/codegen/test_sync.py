@@ -31,6 +31,7 @@ from emmy.codegen.steps import (
     LetNext,
     Open,
     Outline,
+    RoleSync,
     Settle,
     Share,
     Step,
@@ -58,6 +59,10 @@ AHEAD = matmul(32, 16, 168, "f16", "nk").program()
 PIECES, FETCH = (
     "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,32)",
     "k0.C/atom(mma,16,8,16) k0.C/pipeline() k0/persist(1)",
+)
+SWAPPED = (
+    "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(n,warpgroup,64) "
+    "k0/stage(A,tma,2) k0/stage(B,tma,2)"
 )
 WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
 
@@ -101,6 +106,12 @@ PLANS |= {
         "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
         "k0/stage(A,tma,3) k0/stage(B,tma,3) k0/specialize(2,40,232) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
     ),
+    "deferred, ping-pong": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,serial,16) k0/stage(A,tma,3) k0/stage(B,tma,3) "
+        "k0/specialize(2,40,232) k0/persist(1) k0/pingpong() k0.C/atom(wgmma,64,16,16)",
+    ),
     "clusters": (
         AHEAD,
         "h200",
@@ -111,6 +122,12 @@ PLANS |= {
         "h200",
         "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,cluster,96) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
         "k0/split(n,warpgroup,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0.C/atom(wgmma,64,16,16)",
+    ),
+    "swapped, tiles walked": (SMALL, "h200", f"{SWAPPED} k0/persist(1) k0.C/atom(wgmma,64,16,16)"),
+    "swapped, a producer": (
+        SMALL,
+        "h200",
+        f"{SWAPPED} k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,16,16)",
     ),
     "deferred, one slot": (
         SMALL,
@@ -172,6 +189,11 @@ PLANS |= {
         f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl()",
     ),
     "early ping-pong": (SMALL, "h200", f"{PLANS['pingpong'][2]} k0/pdl()"),
+    "early swapped": (
+        SMALL,
+        "h200",
+        f"{SWAPPED} k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,16,16) k0/pdl()",
+    ),
     "early split-K": (
         PROJECTION,
         "h200",
@@ -279,7 +301,9 @@ def test_a_dealt_ring_is_emptied_by_one_warpgroup_and_its_roles_take_turns():
         assert turns == [TurnWait(i), TurnPass(1 - i)]
 
 
-@pytest.mark.parametrize("name", ["pingpong", "ping-pong over a ragged loop", "ping-pong filled once a tile"])
+@pytest.mark.parametrize(
+    "name", ["pingpong", "deferred, ping-pong", "ping-pong over a ragged loop", "ping-pong filled once a tile"]
+)
 def test_a_dealt_role_waits_for_fills_only_while_it_has_the_turn_and_takes_it_once_a_tile(name: str):
     for role in outline(name).roles[1:]:
         kinds = [type(s) for s in all_steps(role.steps)]
@@ -481,6 +505,7 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "launches before not waited for": lambda: each_step(LaunchWait, lambda s: []),
     "launches before waited for too late": late_wait,
     "a fill made ahead made again": lambda: each_step(From, lambda s: [*s.body]),  # type: ignore[union-attr]
+    "a role's sync dropped": lambda: each_step(RoleSync, lambda s: []),
     "a cluster sync dropped": lambda: each_step(ClusterSync, lambda s: []),
     "blocks of a cluster do not meet before their first tile": lambda: each_outline(lambda o: replace(o, first=())),
     "blocks of a cluster do not meet before they end": lambda: each_outline(lambda o: replace(o, last=())),
@@ -505,6 +530,7 @@ HARMLESS = {
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     # Constants of an early launch have barriers of their own; their slots are given back together with A's.
+    ("a wait dropped", "early swapped", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # A cluster makes one tile: the first fill of a slot waits for nobody, and what is given back last is not filled again.
     ("a wait dropped", "clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),

@@ -200,6 +200,37 @@ def test_direct_loads_are_told_by_their_size_and_what_is_under_way() -> None:
     assert not any(np.isnan(x) for name, x in v.items() if name in GPU_NAMES)
 
 
+SWAPPED = (
+    "k0/swap(C) k0/split(m,grid,8) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(n,warpgroup,64) "
+    "k0/stage(A,tma,8) k0/stage(B,tma,8) k0.C/atom(wgmma,64,8,16)"
+)
+
+
+def test_swapped_factors_are_told_by_a_flag_alone_a_and_b_stay_rows_and_columns() -> None:
+    gpu = load_target("h200")
+    v, plain = _values(FEW_ROWS, SWAPPED, gpu), _values(FEW_ROWS, DIRECT, gpu)
+    assert (v["is_swapped"], plain["is_swapped"], v["is_wgmma"], v["atom_m"], v["atom_n"]) == (1, 0, 1, 64, 8)
+    assert [v[x] for x in ("log2_m", "log2_n", "b_along_k")] == [plain[x] for x in ("log2_m", "log2_n", "b_along_k")]
+    rows, columns = parse_op(FEW_ROWS).program().sizes()["m"], parse_op(FEW_ROWS).program().sizes()["n"]
+    assert v["waste_m"] == pytest.approx(8 / rows - 1) and v["waste_n"] == pytest.approx(
+        -(-columns // 64) * 64 / columns - 1
+    )
+    assert not any(np.isnan(x) for name, x in v.items() if name in GPU_NAMES)
+
+
+def test_tiles_taken_in_turn_are_told_from_those_that_warpgroups_share() -> None:
+    gpu, op = load_target("h200"), "matmul:4096x4096x3840:f16:nk"
+    ring = "k0/stage(A,tma,4) k0/stage(B,tma,4) k0/specialize(2,40,232) k0/persist(132)"
+    loops, atom = "k0/split(m,grid,{}) k0/split(n,grid,256) k0/split(k,serial,64)", "k0.C/atom(wgmma,64,256,16)"
+    turns = _values(op, f"{loops.format(64)} {ring} k0/pingpong() {atom}", gpu)
+    shared = _values(op, f"{loops.format(128)} k0/split(m,warpgroup,64) {ring} {atom}", gpu)
+    assert (turns["in_turn"], shared["in_turn"]) == (2, 0)
+    for name in ("log2_warps", "fill_warps", "dealt_registers", "registers_of_allowed", "blocks_together"):
+        assert turns[name] == shared[name]
+    assert turns["log2_tiles_a_worker"] == shared["log2_tiles_a_worker"] + 1
+    assert not any(np.isnan(x) for name, x in turns.items() if name in GPU_NAMES)
+
+
 def test_a_cpu_plan_has_nothing_of_multiprocessors() -> None:
     v = _values("matmul:200x192x256:f32", TILED)
     assert np.isnan([v[name] for name in GPU_NAMES]).all()
@@ -216,9 +247,9 @@ def test_a_changed_meaning_needs_a_new_version() -> None:
     rows = [features(parse_op("matmul:200x192x256:f32"), _plan("matmul:200x192x256:f32", s), CPU, 2) for s in SCHEDULES]
     gpu = load_target("h200")
     rows += [features(parse_op(GPU_OP), _plan(GPU_OP, s, gpu), gpu) for s in GPU_SCHEDULES]
-    rows += [features(parse_op(FEW_ROWS), _plan(FEW_ROWS, s, gpu), gpu) for s in (CLUSTERED, DIRECT, BOTH)]
+    rows += [features(parse_op(FEW_ROWS), _plan(FEW_ROWS, s, gpu), gpu) for s in (CLUSTERED, DIRECT, BOTH, SWAPPED)]
     text = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in rows)
-    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (5, "4ab2fa2c9e21daf9")
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (6, "dd9d0dd23d933807")
 
 
 def test_the_digest_follows_names_and_version(monkeypatch: pytest.MonkeyPatch) -> None:

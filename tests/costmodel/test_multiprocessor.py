@@ -131,6 +131,22 @@ def test_warpgroups_read_operands_for_every_instruction(nk: str, columns: int, r
     assert _residency("h200", schedule, op)[1].blocks == together
 
 
+@pytest.mark.parametrize(("nk", "store"), [("", ""), (":nk", " k0/store(C,tma)")])
+def test_consumers_that_take_tiles_in_turn_move_what_their_text_does(nk: str, store: str) -> None:
+    op = f"matmul:320x128x128:f16{nk}"
+    schedule = (
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        f"k0/specialize(2,40,232) k0/persist(3) k0/pingpong() k0.C/atom(wgmma,64,64,16){store}"
+    )
+    moved, counted = _both(op, schedule, "h200")
+    assert moved.reads.taken * WAVE_BYTES == counted.wgmma_bytes and moved.asked_bytes == counted.tma_load_bytes
+    assert 32 * moved.stores.taken == counted.global_store_bytes + counted.tma_store_bytes
+    _, r = _residency("h200", schedule, op)
+    assert (r.threads, r.blocks) == (3 * 128, 1)
+    each = 64 * 64 * 2  # bytes of a slot of A, of one of B, of a stored tile; two are stored at a time
+    assert (r.smem_bytes - 1024) // each == 2 * 2 + (2 if store else 0)
+
+
 SHARED_K = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,cluster,{}) k0/split(k,serial,32) "
 WARPS, GROUPS = "k0/split(m,warp,32) k0/split(n,warp,32) ", "k0/split(m,warpgroup,64) k0/split(n,warpgroup,32) "
 TMA = "k0/stage(A,tma,2) k0/stage(B,tma,2) "
@@ -237,6 +253,25 @@ def test_rows_without_a_layout_conflict_and_the_swizzle_does_not() -> None:
     plain, _ = _both("matmul:128x128x96:f16:nk", _schedule("cp_async", ",row", MMA), "rtx4090")
     swizzled, _ = _both("matmul:128x128x96:f16:nk", _schedule("cp_async", "", MMA), "rtx4090")
     assert plain.reads.conflict == 4 and swizzled.reads.conflict == swizzled.fills.conflict == 1
+
+
+@pytest.mark.parametrize("op", ["f16", "f16:nk,bias", "bf16:nk,residual"])
+@pytest.mark.parametrize("share", ["", "k0/split(k,cluster,128) "])
+@pytest.mark.parametrize("producer", ["", "k0/specialize(2,0,0) "])
+def test_sums_of_swapped_factors_change_hands_and_leave_along_rows(op: str, share: str, producer: str) -> None:
+    schedule = (
+        f"k0/swap(C) k0/split(m,grid,32) k0/split(n,grid,128) {share}k0/split(k,serial,64) k0/split(n,warpgroup,64) "
+        f"k0/stage(A,tma,2) k0/stage(B,tma,2) {producer}k0.C/atom(wgmma,64,32,16)"
+    )
+    moved, counted = _both(f"matmul:32x256x256:{op}", schedule, "h200")
+    assert moved.reads.taken == counted.smem_load_waves + counted.wgmma_bytes / WAVE_BYTES
+    assert (moved.fills.taken, moved.fills.ideal) == (counted.smem_store_waves, counted.smem_store_waves_ideal)
+    assert moved.fills.conflict == 1  # no two lanes write to one bank
+    assert (moved.stores.taken, moved.stores.ideal) == (
+        counted.global_store_sectors,
+        counted.global_store_sectors_ideal,
+    )
+    assert moved.asked_bytes == counted.tma_load_bytes and moved.exchanged_bytes == counted.dsmem_bytes
 
 
 @pytest.mark.parametrize("op", ["matmul:100x128x96:f16", "matmul:128x136x96:f16:nk"])

@@ -45,6 +45,13 @@ CASES: dict[str, tuple[str, str, tuple[tuple[str, int], ...]]] = {
         f"k0/split(m,grid,32) k0/split(n,grid,64) k0/split(n,cluster,32) {WARPS} k0/pdl()",
         (),
     ),
+    "tokens of two blocks, weights as rows": (
+        "matmul:16x256x160:f16:bias",
+        "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,128) k0/split(n,cluster,64) k0/split(k,serial,64) "
+        "k0/split(n,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) "
+        "k0.C/atom(wgmma,64,16,16)",
+        (),
+    ),
     "partial sums": (
         "matmul:40x64x128:f16",
         f"k0/splitk(C,2) k0/split(m,grid,32) k0/split(n,grid,32) k0/split(m,cluster,16) {WARPS}",

@@ -20,11 +20,17 @@ _WALK = (
 )
 _WARPS = "k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(mma,16,8,16)"
 
-# name -> (op, schedule). Two blocks walk three tiles. A tile of "roles" is three steps in a ring of two, so that no phase begins
-# anew by itself; one of "walked store" is two steps, else the ring's barriers order a tile's boxes after those before.
+# name -> (op, schedule). Two blocks walk three tiles, of "turns" seven. A tile of "roles" and "turns" is three steps in a ring of
+# two, so that no phase begins anew by itself; one of "walked store" is two steps, else the ring's barriers order a tile's boxes
+# after those before.
 GENERATED: dict[str, tuple[str, str]] = {
     "wgmma": ("matmul:64x128x192:f16", f"k0/split(m,grid,64) k0/split(n,grid,128) {_RING} k0.C/atom(wgmma,64,128,16)"),
     "roles": ("matmul:384x32x192:f16:nk", _WALK),
+    "turns": (
+        "matmul:448x32x192:f16:nk",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(2,40,232) k0/persist(2) k0/pingpong() k0.C/atom(wgmma,64,32,16) k0/store(C,tma)",
+    ),
     "walked store": ("matmul:128x96x128:bf16:nk", f"{_WALK} k0/store(C,tma)"),
     "cluster": (
         "matmul:32x32x256:f16:nk",
@@ -35,6 +41,11 @@ GENERATED: dict[str, tuple[str, str]] = {
         "matmul:64x128x192:f16:nk",
         "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(n,cluster,32) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
         "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,32,16)",
+    ),
+    "swapped": (
+        "matmul:16x192x192:f16",
+        "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(n,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
     "tma store": (
         "matmul:16x64x64:f16:nk",

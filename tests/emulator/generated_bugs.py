@@ -24,10 +24,14 @@ _TILES = r"(for \(int tile = block; tile < \d+; tile \+= 2\) \{\n)"
 _PRODUCER = rf"(elected\) \{{\n +){_TILES}"
 _CONSUMER = rf"(setmaxnreg_inc<232>\(\);\n +){_TILES}"
 _LAST_WAIT = r"^ +emmy_wgmma_wait<0>\(\);\n"
+_TURN_WAIT = r"^ +emmy_mbar_wait\(smem \+ team \* 8 \+ \d+, turn\);\n"
+_TURN_PASS = r"if \(lane == 0\) emmy_mbar_arrive\(smem \+ next_team \* 8 \+ \d+\);\n"
+_SKIP = r"(emmy_bulk_wait_read<0>\(\);\n +\}\n)(?: +.*\n){6}"  # everything behind the store in the loop over tiles
 _FULL, _EMPTY = r"(emmy_mbar_wait\(smem \+ slot \* 8 \+ \d+, phase)(\))", r"(emmy_mbar_wait\(smem .*, phase) \^ 1\)"
 _EXCHANGE = r"(emmy_sts_b64\(.*\n(?: +\}\n)+) +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n"
 _TO_ALL = r"if \(lane < 2\) emmy_mbar_arrive_cluster\((.*), lane\)"
 _FIRST_MEETING = r"^  emmy_cluster_arrive_relaxed\(\);\n  emmy_cluster_wait\(\);\n"
+_GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for \(int j = 0)"
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
@@ -186,6 +190,59 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         "int tile = block",
         "int tile = 1 - block",
         "wrong deadlock exit",
+    ),
+    *_bugs(
+        "turns",
+        ("a turn is not waited for", _TURN_WAIT, "", "race copy barrier deadlock"),
+        ("one warp does not wait for its turn", rf"{_TURN_WAIT[:-2]}", r"if (warp != 6) \g<0>", "race copy deadlock"),
+        ("a turn is not passed on", _TURN_PASS, "", "deadlock"),
+        (
+            "one warp passes the turn for all",
+            _TURN_PASS[:-2],
+            "if (thread % 128 == 0) emmy_mbar_arrive(smem + next_team * 8 + 24608);",
+            "deadlock",
+        ),
+        (
+            "every lane passes the turn",
+            r"if \(lane == 0\) (emmy_mbar_arrive\(smem \+ next_team)",
+            r"\1",
+            "barrier race deadlock",
+        ),
+        ("a turn is kept", r"next_team = \(team \+ 1\)", "next_team = team", "race deadlock"),
+        ("the turn begins with nobody", r"turn = team == 0", "turn = 0", "deadlock"),
+        ("the turn begins with all", r"turn = team == 0", "turn = 1", "race copy barrier deadlock"),
+        ("a turn's parity never changes", r"^ +turn = turn \^ 1;\n", "", "race copy barrier deadlock"),
+        ("nobody skips the first tile's fills", r"team \* 3 % 2", "0", "race copy wrong deadlock"),
+        ("the first tile's laps are not counted", r"team \* 3 / 2 % 2", "0", "race copy wrong deadlock"),
+        ("fills of one step too few are skipped first", r"team \* 3", "team * 2", "race copy wrong deadlock"),
+        ("others' fills are not skipped", _SKIP, r"\1", "race copy wrong deadlock"),
+        (
+            "others' laps are not counted",
+            r"^ +phase = phase \^ 1;\n( +slot = slot \+ 1;\n +if \(1 <)",
+            r"\1",
+            "race copy wrong deadlock",
+        ),
+        ("all begin with the same tile", r"block \+ team \* 2", "block", "wrong deadlock twice"),
+        ("each takes every tile of its block", r"tile \+= 4", "tile += 2", "race copy wrong deadlock"),
+        (
+            "the producer leaves out the tiles of the second",
+            r"(elected\) \{\n.*)tile \+= 2",
+            r"\1tile += 4",
+            "deadlock",
+        ),
+        (
+            "a slot is given back by all consumers",
+            r"(emmy_mbar_init\(smem \+ (?:24592|24600), )4",
+            r"\g<1>8",
+            "deadlock",
+        ),
+        ("boxes of both teams lie in one place", r"C_boxes = warp \*", "C_boxes = (warp & 3) *", "race copy"),
+        (
+            "a consumer stores by the rows of its number in the block",
+            r"\(\(thread >> 5\) & 3\)",
+            "(thread >> 5)",
+            "wrong twice",
+        ),
     ),
     *_bugs(
         "walked store",
@@ -351,6 +408,36 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             r"\1 (slot ^ 1) * 8",
             "race deadlock barrier",
         ),
+    ),
+    *_bugs(
+        "swapped",
+        ("sums are taken before all have given theirs", rf"{_GIVEN} +emmy_bar_sync\(1, 128\);\n", r"\1", "race"),
+        ("the next sums are given before all have taken", rf"^ +emmy_bar_sync\(1, 128\);\n{_GIVING}", r"\1", "race"),
+        ("warps meet by themselves", r"emmy_bar_sync\(1, 128\)", "emmy_syncwarp()", "race"),
+        ("the producer is waited for", r"emmy_bar_sync\(1, 128\)", "emmy_syncthreads()", "deadlock barrier"),
+        ("one warp is not waited for", r"emmy_bar_sync\(1, 128\)", "emmy_bar_sync(1, 96)", "race deadlock barrier"),
+        ("weights are taken as K-major", "ss_ta", "ss", "wrong bounds race"),
+        (
+            "weights are taken as the second operand",
+            r"C_sums, B_desc, A_desc",
+            "C_sums, A_desc, B_desc",
+            "bounds wrong race copy",
+        ),
+        ("weights step half as far along k", r"desc_step\(B_desc, 2048\)", "desc_step(B_desc, 1024)", "wrong copy"),
+        ("tokens step as weights do", r"desc_step\(A_desc, 32\)", "desc_step(A_desc, 2048)", "wrong copy race bounds"),
+        ("rows of sums overlap", r"\* 68", "* 60", "race wrong"),
+        ("rows of sums lie closer where they are read", r"thread / 8 \* 68", "thread / 8 * 64", "wrong copy"),
+        ("pairs lie beside one another", r"e \* 272", "e * 4", "race wrong"),
+        ("warps give their sums to one place", r"\(\(thread >> 5\) & 3\) \* 16", "0", "race"),
+        ("sums lie on the ring", r" \+ 20512", "", "race proxy copy"),
+        (
+            "a thread takes what another finishes",
+            r"thread / 8 \* 68 \+ thread % 8",
+            "thread / 8 * 68 + (thread ^ 1) % 8",
+            "wrong",
+        ),
+        ("sums are given while steps are under way", _LAST_WAIT, "", "race wrong copy"),
+        ("tokens of the wrong block are fetched", r"(&A_map, .*), k, m_lo\)", r"\1, m_lo, k)", "wrong"),
     ),
     *_bugs(
         "tma store",

@@ -52,10 +52,10 @@ def test_its_table_holds_every_move_in_the_order_of_a_search():
 
 
 def test_its_example_move_keeps_the_contract_of_moves(page: types.ModuleType):
-    swap: type[Move] = page.Swap
+    interchange: type[Move] = page.Interchange
 
     class Contract(MoveContract):
-        move = swap
+        move = interchange
 
     contract = Contract()
     for name in dir(contract):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from emmy import api
 from emmy.codegen import gpu_build
 from emmy.codegen.build import SourceUnit, plan_source
 from emmy.codegen.gpu_build import GpuLibrary
@@ -206,6 +207,7 @@ def test_a_pick_whose_schedule_generates_another_source_now_holds_no_longer(pick
     assert find_prediction(tmp_path, parse_op(OP), load_target("rtx4090")) is None
     keep(tmp_path, replace(pick, schedule="k0/split(q,grid,1)"))
     assert find_prediction(tmp_path, parse_op(OP), load_target("rtx4090")) is None
+    assert "tune again" in api.subject(OP, gpu="rtx4090", home=tmp_path).note
 
 
 def test_a_torn_line_takes_no_other_with_it(pick: Prediction, tmp_path: Path) -> None:

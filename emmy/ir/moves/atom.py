@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import by_groups, registers_allowed, registers_at_launch, sharers, thread_registers, threads
+from emmy.ir.gpu import by_groups, in_turn, registers_allowed, registers_at_launch, sharers, thread_registers, threads
 from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
 from emmy.ir.moves.direct_tiles import refuse_direct
-from emmy.ir.moves.gpu_tiles import missing_loops
+from emmy.ir.moves.gpu_tiles import for_one, missing_loops
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
-from emmy.ir.program import SUM, Stage
+from emmy.ir.program import SUM, Stage, swapped
 from emmy.ir.target import Target
 
 _AROUND = 26  # registers beside its sums that a thread of a wgmma needs (ptxas 13.0: 154 for 256 columns)
@@ -55,6 +55,8 @@ class BindAtom(Move):
                 staged = target.is_cpu or _staged(plan, la, w)
                 if not staged and missing_loops(plan, target):
                     continue
+                if not in_turn(la.tile) and for_one(plan, la, target):
+                    continue  # who takes such tiles comes first
                 for inner in tuple(s.out for s in monoid.lift) or (None,):
                     unit = _unit(la)
                     kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
@@ -107,7 +109,8 @@ class BindAtom(Move):
             reason = f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
         else:
             reason = None
-        return _refuse_body(kind, s, plan) or reason or self._refuse_shape(plan, target, la, w, s, kind)
+        reason = _refuse_body(kind, s, plan) or _refuse_swapped(kind, s, target) or reason
+        return reason or self._refuse_shape(plan, target, la, w, s, kind)
 
     def _refuse_shape(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage, kind: AtomKind) -> str | None:
         shape = (self.m, self.n, self.k, self.width)
@@ -150,14 +153,18 @@ class BindAtom(Move):
 
 
 def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
-    """The axes a contraction's atom calls m, n and k; m is None for a contraction with one own axis."""
+    """The axes a contraction's atom calls m, n and k; m is None for a contraction with one own axis.
+
+    m is that of the body's first factor: the last but one of the stage's own axes, or the last when they are swapped.
+    """
+    if swapped(s):
+        return s.axes[-1], s.axes[-2], s.folded[-1]
     return (s.axes[-2] if len(s.axes) > 1 else None), s.axes[-1], s.folded[-1]
 
 
 def _unit(la: Launch) -> str:
     """Who executes atoms of a GPU's launch: its warps, or its warpgroups when they divide the work or take tiles in turn."""
-    dealt = any(r.deal and r.unit == "warpgroup" for r in la.tile.roles)
-    return "warpgroup" if dealt or by_groups(la.tile.nest) else "warp"
+    return "warpgroup" if in_turn(la.tile) or by_groups(la.tile.nest) else "warp"
 
 
 def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom) -> str | None:
@@ -228,4 +235,17 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan) -> str | None:
     across = [x for x in (a, b) if x.index[-1] != k]
     if kind.vector_axis == "k" and across:
         return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].index[-1]}"
+    return None
+
+
+def _refuse_swapped(kind: AtomKind, s: Stage, target: Target) -> str | None:
+    """Why an instruction cannot take a stage's last axis for its rows."""
+    if not swapped(s):
+        return None
+    if target.is_cpu or kind.direct:
+        return f"{kind.name} has the rows of {s.out} for its own; the first factor of {s.body} has its columns"
+    a = factors(s.body)[0]
+    along = a.index[-1] if isinstance(a, Read) else s.folded[-1]
+    if kind.unit == "warp" and kind.name != "simt" and along != s.folded[-1]:
+        return f"{kind.name} reads its first operand along {s.folded[-1]}, {a} is contiguous along {along}"
     return None

@@ -2,18 +2,21 @@
 
 Own axes go to blocks, the folded axis into time, a block's own axes to warps; so every tile has one spelling. Sizes are
 those with which some choice of what follows is legal: sums fit the registers, one fill of both operands the shared memory.
-A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles).
+A tile of 8 rows has no slots: its warps share the folded axis (see direct_tiles). Where a product's factors are swapped, an
+instruction's rows are columns of the tile, whose rows may then be few. A tile that a warpgroup holds may be left undivided,
+for warpgroups that take such tiles in turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, warps
+from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, trips, warps
 from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
-from emmy.ir.program import Stage, upper
+from emmy.ir.program import Stage, swapped, upper
 from emmy.ir.target import Target
 
 MOST_WARPS = 8
@@ -24,11 +27,13 @@ _FOLDED = (16, 32, 64, 128)
 # Blocks of a cluster that share the folded axis, evenly: a loop that may be empty makes ptxas serialise wgmma (C7514).
 _PARTS, _SHARE = (2, 3, 4, 5, 6, 8), 32
 _ELEMENTS = 1 << 14  # of a usual tile: with more of them than multiprocessors there is nothing to share
-_MANY_ROWS, _USUAL_COLUMNS = 2048, 128  # for pairs of blocks: a decode weight has more columns than all blocks take
+_MANY_ROWS, _USUAL_COLUMNS = 2048, 128  # for pairs of blocks: rows of the op, columns of a tile
 _WARPS = (1, 2, 4, 8)
 _GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
 _GROUP_ROWS = 64
 _GROUP_SUMS = 200  # registers of a thread of a warpgroup for sums
+# Of swapped factors: rows of the tile, which an instruction's columns cover, its columns, and a piece of the folded axis.
+_FEW, _MANY, _LONG = (8, 16, 32, 48, 64), (64, 128, 192), (64, 128)
 _ELEMENTWISE_ROWS, _ELEMENTWISE_COLUMNS = (1, 2, 4, 8, 16), (64, 128, 256, 512, 1024)
 
 
@@ -54,6 +59,30 @@ def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
     return ()
 
 
+def loops_are_due(plan: Plan, target: Target) -> bool:
+    """Whether a loop must be placed before anything else is decided."""
+    return bool(missing_loops(plan, target)) and not for_one(plan, plan.launches[0], target)
+
+
+def for_one(plan: Plan, la: Launch, target: Target) -> bool:
+    """Whether a launch's tiles, divided among no agents, are such as warpgroups may take in turn: each alone holds one.
+
+    The launch is the plan's only one, has more tiles than there are multiprocessors, and each as many fills as any other.
+    """
+    t = la.tile
+    stages = [plan.program.stage(w.stage) for w in t.works if not w.combine]
+    s = next((s for s in stages if s.reduces), None)
+    if len(plan.launches) > 1 or s is None or len(s.axes) < 2 or any(x.level not in ("grid", "serial") for x in t.nest):
+        return False
+    rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
+    if swapped(s) or not for_warpgroups(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
+        return False
+    tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
+    rows, columns = (plan.extent(t.nest, a) for a in s.axes[-2:])
+    whole = rows % _GROUP_ROWS == 0 and columns % _whole(plan, s) == 0
+    return whole and _holds(rows, columns) and tiles > target.n_sms
+
+
 def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
     stages = (plan.program.stage(w.stage) for w in la.tile.works if not w.combine)
     fold = next((s for s in stages if s.reduces), None)
@@ -74,10 +103,12 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     for axis in s.axes[:-2]:
         if not _has(la, axis, "grid"):
             return (Missing(la.name, axis, "grid", (1,)),)
+    if swapped(s):
+        return _swapped(plan, la, s, target)
     dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
     atom = "simt" if "f32" in dtypes else "mma"
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    grouped = atom == "mma" and target.can("wgmma") and all(map(plan.program.is_input, s.reads)) and _engine(plan, s)
+    grouped = for_warpgroups(plan, s, target)
     if not _has(la, m, "grid"):
         least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
         staged = Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least))
@@ -95,36 +126,92 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         return (Missing(la.name, n, "grid", tuple(fits)),)
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
-        most = target.smem_block_bytes // (item * (size[m] + size[n]))
-        shared = any(x.axis == k for x in la.tile.nest)
-        steps = tuple(
-            x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
-        )
-        found: tuple[Missing, ...] = (Missing(la.name, k, "serial", steps),)
-        few = upper(plan.program.dim(m)) * upper(plan.program.dim(n)) <= target.n_sms * _ELEMENTS
-        if shared or _clustered(la) or not target.can("cluster") or atom != "mma":
+        found = _in_time(plan, la, (m, n, k), target, item, atom == "mma")
+        if not grouped or not _alone(la, k) or not target.can("cluster"):
             return found
-        if grouped:
-            found += _neighbours(plan, la, m, n, target)
-        if not few:
-            return found
-        even = (size[k] // parts for parts in _PARTS if size[k] % (parts * _SHARE) == 0)
-        return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
+        if upper(plan.program.dim(m)) >= _MANY_ROWS:
+            return (*found, *_pairs(la, m, size[m], 2 * _GROUP_ROWS))
+        few = upper(plan.program.dim(m)) <= _GROUP_ROWS == size[m]
+        return (*found, *_pairs(la, n, size[n], 32)) if few and _crowded(plan, n, target) else found
     return _agents(plan, la, s, atom, grouped)
 
 
-def _neighbours(plan: Plan, la: Launch, m: str, n: str, target: Target) -> tuple[Missing, ...]:
-    """Pairs of blocks that bring each other an operand: columns of many rows, or the few rows of all columns.
+def _in_time(
+    plan: Plan,
+    la: Launch,
+    axes: tuple[str, str, str],
+    target: Target,
+    item: int,
+    halves: bool,
+    liked: tuple[int, ...] = _FOLDED,
+) -> tuple[Missing, ...]:
+    """The folded axis into time, in liked pieces if some are legal; before that perhaps among blocks of a cluster."""
+    m, n, k = axes
+    size = {a: plan.extent(la.tile.nest, a) for a in axes}
+    most = target.smem_block_bytes // (item * (size[m] + size[n]))
+    shared = any(x.axis == k for x in la.tile.nest)
+    steps = tuple(
+        x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
+    )
+    found = (Missing(la.name, k, "serial", tuple(x for x in steps if x in liked) or steps),)
+    few = upper(plan.program.dim(m)) * upper(plan.program.dim(n)) <= target.n_sms * _ELEMENTS
+    if shared or _clustered(la) or not target.can("cluster") or not halves or not few:
+        return found
+    share = max(_SHARE, liked[0])
+    even = (size[k] // parts for parts in _PARTS if size[k] % (parts * share) == 0)
+    return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
 
-    Measured on an H200: from 2048 rows on, -2 to +1 % of the time; with fewer, 1 to 5 % more, but in decode, where all
-    blocks read the same activations, less.
+
+def _pairs(la: Launch, axis: str, size: int, whole: int) -> tuple[Missing, ...]:
+    """Pairs of blocks along an axis that bring each other what both read: the operand without the axis.
+
+    Measured on an H200 by hand-written kernels: -2 to +1 % of the time from 2048 rows on; with fewer 1 to 5 % more, but in
+    decode, where all blocks read the same few rows, less.
     """
-    rows, columns = (plan.extent(la.tile.nest, x) for x in (m, n))
-    if upper(plan.program.dim(m)) >= _MANY_ROWS and rows % (2 * _GROUP_ROWS) == 0:
-        return (Missing(la.name, m, "cluster", (rows // 2,)),)
-    one = upper(plan.program.dim(m)) <= _GROUP_ROWS == rows
-    if one and upper(plan.program.dim(n)) >= target.n_sms * _USUAL_COLUMNS and columns % 32 == 0:
-        return (Missing(la.name, n, "cluster", (columns // 2,)),)
+    return (Missing(la.name, axis, "cluster", (size // 2,)),) if size % whole == 0 else ()
+
+
+def _crowded(plan: Plan, axis: str, target: Target) -> bool:
+    """Whether an axis has more columns than all multiprocessors take at once, so that none of them is left idle by clusters."""
+    return upper(plan.program.dim(axis)) >= target.n_sms * _USUAL_COLUMNS
+
+
+def _alone(la: Launch, k: str) -> bool:
+    """Whether blocks neither form clusters nor share the folded axis."""
+    return not any(x.level == "cluster" or x.axis == k for x in la.tile.nest)
+
+
+def for_warpgroups(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether warpgroups can make a contraction: of 16-bit inputs that the copy engine brings."""
+    values = [plan.program.value(v) for v in s.reads]
+    halves = all(size_bytes(v.dtype) == 2 and plan.program.is_input(v.name) for v in values)
+    return halves and target.can("wgmma") and _engine(plan, s)
+
+
+def swap_suits(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether swapped factors are worth trying: so few rows that an instruction's would be wasted."""
+    return len(s.axes) == 2 and upper(plan.program.dim(s.axes[0])) <= _FEW[-1] and for_warpgroups(plan, s, target)
+
+
+def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
+    """Loops of a tile whose columns are the rows of warpgroups' instructions."""
+    few, many, k = s.axes[-2], s.axes[-1], s.folded[-1]
+    if not for_warpgroups(plan, s, target):
+        return ()
+    if not _has(la, few, "grid"):
+        left = upper(plan.program.dim(few))
+        enough = next((x for x in _FEW if x >= left), _FEW[-1])
+        twice = tuple(x for x in _FEW if left <= 2 * x and x <= enough)  # at most two blocks read a weight
+        return (Missing(la.name, few, "grid", twice or (enough,)),)
+    if not _has(la, many, "grid"):
+        return (Missing(la.name, many, "grid", _covering(plan, many, _MANY)),)
+    if not _has(la, k, "serial"):
+        found = _in_time(plan, la, (few, many, k), target, 2, True, _LONG)
+        shared = _alone(la, k) and _crowded(plan, many, target) and plan.extent(la.tile.nest, few) % 16 == 0
+        return (*found, *_pairs(la, many, plan.extent(la.tile.nest, many), 2 * _GROUP_ROWS)) if shared else found
+    if not _has(la, many, "warpgroup"):
+        rows = _group_rows(plan.extent(la.tile.nest, many), plan.extent(la.tile.nest, few), 8)
+        return (Missing(la.name, many, "warpgroup", tuple(sorted(rows))),)
     return ()
 
 

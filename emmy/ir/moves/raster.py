@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
-from emmy.ir.moves.gpu_tiles import missing_loops
+from emmy.ir.moves.gpu_tiles import loops_are_due
 from emmy.ir.plan import Plan
 from emmy.ir.target import Target
 
@@ -30,7 +30,7 @@ class Raster(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        if target.is_cpu or missing_loops(plan, target):
+        if target.is_cpu or loops_are_due(plan, target):
             return
         for la in plan.launches:
             if la.tile.channels or all(w.combine or not plan.program.stage(w.stage).reduces for w in la.tile.works):

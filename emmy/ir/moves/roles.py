@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from emmy.ir.gpu import GROUP, by_groups, cluster_size, sharing_blocks, warps
+from emmy.ir.gpu import GROUP, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
+from emmy.ir.moves.gpu_tiles import for_one
 from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Plan, Role
 from emmy.ir.target import Target
@@ -38,18 +39,22 @@ class Specialize(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        """As many consumers as the nest has warpgroups; with a producer warp, or a warpgroup that gives registers away."""
+        """As many consumers as the nest has warpgroups, or two for tiles that are made by one.
+
+        With a producer warp, or a warpgroup that gives registers away.
+        """
         for la in plan.launches:
-            if not by_groups(la.tile.nest) or not all(la.tile.channel(v) for v in contracted(plan, la)):
+            alone = for_one(plan, la, target)
+            if not (alone or by_groups(la.tile.nest)) or not all(la.tile.channel(v) for v in contracted(plan, la)):
                 continue
-            groups = warps(plan, la.tile.nest) // GROUP
+            groups = 2 if alone else warps(plan, la.tile.nest) // GROUP
             fill, work = _dealt(groups, target)
             ways = ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)  # one begins with as many as it can use
             legal = [x for x in ways if cls(la.name, None, groups, *x).refuse(plan, target) is None]
             if legal:
-                move = cls(la.name, None, OPEN, OPEN, OPEN)
                 filling, working = (tuple(sorted({x[i] for x in legal})) for i in (0, 1))
-                yield Site(move, (("agents", (groups,)), ("producer_regs", filling), ("consumer_regs", working)))
+                knobs = (("agents", (groups,)), ("producer_regs", filling), ("consumer_regs", working))
+                yield Site(cls(la.name, None, OPEN, OPEN, OPEN), knobs, mandatory=alone)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -127,7 +132,7 @@ class Persist(Move):
             together = cluster_size(plan, t.nest)
             workers = tuple(n for n in (target.n_sms, 2 * target.n_sms) if 0 < n < tiles and n % together == 0)
             if t.roles and workers and cls(la.name, None, workers[0]).refuse(plan, target) is None:
-                yield Site(cls(la.name, None, OPEN), (("workers", workers),))
+                yield Site(cls(la.name, None, OPEN), (("workers", workers),), mandatory=for_one(plan, la, target))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -159,11 +164,13 @@ class PingPong(Move):
     """pingpong(): n consumer warpgroups become n roles of one; role i takes tiles i mod n, a turn token orders their loops.
 
     before:  role consumer warpgroup(2)      after:   role consumer0 ... takes tiles 0 mod 2;  role consumer1 ... 1 mod 2
+
+    One finishes and stores its tile while another keeps the matrix units busy. Each holds a whole tile by itself.
     """
 
     name: ClassVar[str] = "pingpong"
     phase: ClassVar[int] = 47
-    searched: ClassVar[bool] = False
+    mandatory: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
@@ -186,6 +193,10 @@ class PingPong(Move):
             return f"{cluster_size(plan, t.nest)} blocks fill the rings of {self.launch} together: consumers share tiles there"
         if any(x.level == "warpgroup" for x in t.nest):
             return f"{consumer.agents} warpgroups already share one tile"
+        after = self.rewrite(plan, target).launch(self.launch).tile
+        rings = sum(ring_bytes(plan, after, c) for c in after.channels)  # an instruction reads whole rows of a swizzle
+        if rings > target.tile_bytes:
+            return f"the rings take {rings} bytes of the {target.tile_bytes} a block of {target.name} has"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:

@@ -19,7 +19,7 @@ from emmy.ir.gpu import (
     transfer_bytes,
 )
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
-from emmy.ir.moves.gpu_tiles import missing_loops
+from emmy.ir.moves.gpu_tiles import for_one, loops_are_due
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
@@ -80,18 +80,19 @@ class Stage(Move):
     @classmethod
     def _gpu_sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         """Both operands by one transport in rings of one depth; ldg where rows are too odd for the others."""
-        if missing_loops(plan, target):
+        if loops_are_due(plan, target):
             return
         for la in plan.launches:
-            values = [v for v in contracted(plan, la) if not la.tile.channel(v)]
+            values = sorted(v for v in contracted(plan, la) if not la.tile.channel(v))  # as a search orders them
             if not values or any(w.atoms for w in la.tile.works) or _shared(plan, la):
                 continue
             first = next(iter(la.tile.channels), None)
             found = {}
-            # Warpgroups' instructions read what the copy engine wrote without a fence between, and only it brings a
-            # block's fill to its neighbours.
+            # Warpgroups' instructions read what the copy engine wrote without a fence between, and only it brings a block's
+            # fill to its neighbours.
             together = cluster_size(plan, la.tile.nest) > sharing_blocks(plan, la.tile)
-            for transport in ("tma",) if together or by_groups(la.tile.nest) else ("tma", "cp_async", "ldg"):
+            groups = by_groups(la.tile.nest) or for_one(plan, la, target)
+            for transport in ("tma",) if together or groups else ("tma", "cp_async", "ldg"):
                 tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
                 depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
                 if depths and (first is None or first.transport == transport):
@@ -174,7 +175,8 @@ class Stage(Move):
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
         new = self._channel(plan, la)
         rings = [c for c in (*la.tile.channels, new) if (c.transport == "pack") == (self.transport == "pack")]
-        used = sum(ring_bytes(plan, la.tile, c) for c in rings) + exchange_bytes(plan, la.tile)
+        used = sum(ring_bytes(plan, la.tile, c) for c in rings)
+        used += 0 if target.is_cpu else exchange_bytes(plan, la.tile)
         if used > target.tile_bytes:
             return f"{self.value}: the rings take {used} bytes of the {target.tile_bytes} a block of {target.name} has"
         return None

@@ -10,6 +10,7 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, sharing_blocks, transfer_bytes
 from emmy.ir.moves.base import Move, Site, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
+from emmy.ir.program import swapped
 from emmy.ir.target import Target
 
 _ATOMS = ("mma", "hybrid", "f16", "wgmma")  # those whose sums stmatrix can write
@@ -58,6 +59,9 @@ class StoreBlock(Move):
             return f"{target.name} cannot store by {self.transport}; tma, on sm_90 and sm_120, can"
         if sharing_blocks(plan, la.tile) > 1:
             return f"blocks of a cluster share out the elements of {self.value}: no warp has rows of it"
+        turned = next((s for w in la.tile.works if swapped(s := plan.program.stage(w.stage))), None)
+        if turned is not None:
+            return f"{turned.out} is made with its operands swapped: threads share out the elements of {self.value}"
         if la.tile.placement(self.value):
             return f"{self.value} is placed in shared memory already"
         return self._refuse_atom(plan, la) or self._refuse_rows(plan, la) or self._refuse_memory(plan, la, target)
