@@ -120,7 +120,8 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
-    last = _Expand(w, rings).steps(outline.last) if outline.last else ()
+    # Lanes beside the one that fills wait for it here, not in the cluster's barrier, at which whole warps arrive.
+    last = (Do("emmy_syncwarp"), *_Expand(w, rings).steps(outline.last)) if outline.last else ()
     body = (
         *w.head,
         *rings.first(ClusterSync(every=True) in outline.first),
