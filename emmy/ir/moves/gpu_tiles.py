@@ -27,7 +27,8 @@ _FOLDED = (16, 32, 64, 128)
 # Blocks of a cluster that share the folded axis, evenly: a loop that may be empty makes ptxas serialise wgmma (C7514).
 _PARTS, _SHARE = (2, 3, 4, 5, 6, 8), 32
 _ELEMENTS = 1 << 14  # of a usual tile: with more of them than multiprocessors there is nothing to share
-_MANY_ROWS, _USUAL_COLUMNS = 2048, 128  # for pairs of blocks: rows of the op, columns of a tile
+# For pairs of blocks: rows of the op and usual tiles a multiprocessor, at least; columns of a usual tile.
+_MANY_ROWS, _MANY_TILES, _USUAL_COLUMNS = 2048, 8, 128
 _WARPS = (1, 2, 4, 8)
 _GROUPS = (1, 2, 3)  # warpgroups that compute: a fourth makes way for the one that fills rings
 _GROUP_ROWS = 64
@@ -129,9 +130,10 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         found = _in_time(plan, la, (m, n, k), target, item, atom == "mma")
         if not grouped or not _alone(la, k) or not target.can("cluster"):
             return found
-        if upper(plan.program.dim(m)) >= _MANY_ROWS:
+        rows, tiles = upper(plan.program.dim(m)), upper(plan.program.dim(m)) * upper(plan.program.dim(n)) // _ELEMENTS
+        if rows >= _MANY_ROWS and tiles >= _MANY_TILES * target.n_sms:
             return (*found, *_pairs(la, m, size[m], 2 * _GROUP_ROWS))
-        few = upper(plan.program.dim(m)) <= _GROUP_ROWS == size[m]
+        few = rows <= _GROUP_ROWS == size[m]
         return (*found, *_pairs(la, n, size[n], 32)) if few and _crowded(plan, n, target) else found
     return _agents(plan, la, s, atom, grouped)
 
@@ -166,7 +168,7 @@ def _pairs(la: Launch, axis: str, size: int, whole: int) -> tuple[Missing, ...]:
     """Pairs of blocks along an axis that bring each other what both read: the operand without the axis.
 
     Measured on an H200 by hand-written kernels: -2 to +1 % of the time from 2048 rows on; with fewer 1 to 5 % more, but in
-    decode, where all blocks read the same few rows, less.
+    decode, where all blocks read the same few rows, less. So they are not worth a search's while in most ops.
     """
     return (Missing(la.name, axis, "cluster", (size // 2,)),) if size % whole == 0 else ()
 
