@@ -412,7 +412,10 @@ def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> 
         rings.append(ring)
     if not kinds[atom.name].any_major and rings[0].columns != k:
         raise w.cannot(f"{atom.name} reads {reads[0].value} along {k}, it is contiguous along {rings[0].columns}")
-    size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "serial", *AGENTS)), a) for a in (m, n, k)}
+    size = {
+        a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", *AGENTS)), a)
+        for a in (m, n, k)
+    }
     steps = {m: atom.m, n: atom.n, k: atom.k if atom.name == "simt" else 16}
     for a in (m, n, k):
         if size[a] % steps[a]:

@@ -55,7 +55,7 @@ class Exchanged:
     def take(self) -> States:
         """What makes a vector of complete sums."""
         assert self.stage.monoid is not None
-        component, blocks = self.stage.monoid.state[0][0], self.w.cluster
+        component, blocks = self.stage.monoid.state[0][0], self.w.sharing
 
         def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
             name, words, n = w.fresh(f"{self.stage.out}_all"), w.fresh("words"), spread.width
@@ -79,8 +79,8 @@ class Exchanged:
 
 
 def exchanged(w: Walk, stage: Stage) -> Exchanged | None:
-    """Places for the sums of a launch whose blocks form clusters, or whose factors are swapped; else None."""
-    if w.cluster == 1 and not swapped(stage):
+    """Places for the sums of a launch whose blocks share folds, or whose factors are swapped; else None."""
+    if w.sharing == 1 and not swapped(stage):
         return None
     base = w.allocate(exchange_bytes(w.plan, w.launch.tile))
     return Exchanged(w, stage, base, exchange_pitch(w.scope[stage.axes[-1]].size, swapped(stage)))

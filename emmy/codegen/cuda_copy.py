@@ -26,9 +26,24 @@ from emmy.codegen.kernel import (
     rest,
     times,
 )
-from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, If, MapRef, Ref, Regs, Stmt, TensorMap, counter, unrolled
+from emmy.codegen.kernel_gpu import (
+    SMEM,
+    THREAD,
+    Arg,
+    Do,
+    Further,
+    If,
+    LetWide,
+    MapRef,
+    Ref,
+    Regs,
+    Stmt,
+    TensorMap,
+    counter,
+    unrolled,
+)
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import transfer_bytes
+from emmy.ir.gpu import receivers, transfer_bytes
 from emmy.ir.plan import BLOCK_LEVELS
 from emmy.ir.program import upper
 
@@ -72,6 +87,7 @@ class Copier:
     ring: Ring
     share: Share | None = None
     map: TensorMap | None = None
+    policy: str = ""  # name of the word that tells the cache what to do with what is fetched
 
     @property
     def item(self) -> int:
@@ -92,6 +108,9 @@ class Copier:
         w, s = self.w, self.ring.layout
         if self.ring.channel.transport == "tma":
             self.map = self._map()
+            if hint := self.ring.channel.hint:
+                self.policy = w.fresh(f"{self.ring.value}_policy")
+                w.head.append(LetWide(self.policy, f"emmy_policy_{hint}", ()))
             return
         aligned = transfer_bytes(w.plan, w.nest, self.ring.value)
         granule = max(4, aligned)  # threads that wrote halves of one word would write over each other
@@ -235,21 +254,34 @@ class Copier:
             raise w.cannot(
                 f"{self.ring.value}: tma cannot leave the gaps of layout {self.ring.channel.layout}: use swizzle128"
             )
-        box = next(n for n in range(min(s.rows, MOST_ROWS), 0, -1) if s.rows % n == 0)
+        mine = s.rows // receivers(w.plan, w.launch.tile, self.ring.channel)
+        box = next(n for n in range(min(mine, MOST_ROWS), 0, -1) if mine % n == 0)
         rows, columns = (w.scope[a].end for a in p.value(self.ring.value).axes)
         return TensorMap(f"{self.ring.value}_map", self.ring.value, rows, columns, box, s.panel, s.swizzle)
 
     def engine_fill(self, ahead: int, scope: dict[str, Piece], barrier: Whole) -> tuple[Stmt, ...]:
-        """tma: the copies that fill the slot `ahead`, reported to the barrier at that byte."""
-        s, m = self.ring.layout, self.map
+        """tma: the copies that fill the slot `ahead`, reported to the barrier at that byte.
+
+        Where blocks of a cluster need the same, each brings its rows to the same place of all, and to the barriers there.
+        """
+        w, s, m = self.w, self.ring.layout, self.map
         assert m is not None
-        rows, columns = scope[self.ring.rows], scope[self.ring.columns]
+        blocks = receivers(w.plan, w.launch.tile, self.ring.channel)
+        rows, columns, mine = scope[self.ring.rows], scope[self.ring.columns], s.rows // blocks
+        helper, more = "emmy_tma_load_2d", tuple[Arg, ...]()
+        row, slot = rows.lo, self.ring.slot(ahead)
+        if blocks > 1:
+            helper, more = f"{helper}_multicast", (Int((1 << blocks) - 1),)
+            row = plus(row, times(w.rank(), Int(mine)))
+            slot = plus(slot, times(w.rank(), Int(mine * s.pitch)))
+        if self.policy:
+            helper, more = f"{helper}_hint", (*more, Further(self.policy, Int(0)))
         out = []
         for panel in range(s.columns // s.panel):
-            for first in range(0, s.rows, m.box_rows):
-                to = plus(self.ring.slot(ahead), Int(panel * s.panel_bytes + first * s.pitch))
-                where = (plus(columns.lo, Int(panel * s.panel)), plus(rows.lo, Int(first)))
-                out.append(Do("emmy_tma_load_2d", (Ref(SMEM, to), MapRef(m.name), Ref(SMEM, barrier), *where)))
+            for first in range(0, mine, m.box_rows):
+                to = plus(slot, Int(panel * s.panel_bytes + first * s.pitch))
+                where = (plus(columns.lo, Int(panel * s.panel)), plus(row, Int(first)))
+                out.append(Do(helper, (Ref(SMEM, to), MapRef(m.name), Ref(SMEM, barrier), *where, *more)))
         return tuple(out)
 
 

@@ -72,7 +72,7 @@ class Direct(Fold):
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        return self.parts * self.w.cluster > 1
+        return self.parts * self.w.sharing > 1
 
     @property
     def axes(self) -> tuple[str, str, str]:
@@ -327,21 +327,21 @@ class Direct(Fold):
 
         def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
             name, words = w.fresh(self.stage.out + "_all"), w.fresh("words")
-            part, rank, e = counter("part_no", self.parts), counter("rank", w.cluster), counter("e", spread.width)
+            part, rank, e = counter("part_no", self.parts), counter("rank", w.sharing), counter("e", spread.width)
             row, column = minus(spread.spot[m], w.scope[m].lo), minus(spread.spot[n], w.scope[n].lo)
             from_, word = self._shared(part, row, plus(column, e)), plus(times(rank, Int(self.parts)), part)
             load = (
                 Do("emmy_lds_b32", (Ref(words, word), from_))
-                if w.cluster == 1
+                if w.sharing == 1
                 else Do("emmy_ld_rank_b32", (Ref(words, word), from_, rank))
             )
             add = Call("add", (Load(name, e), Call("as_f32", (Load(words, word),))))
 
             def each(body: Stmt) -> tuple[Stmt, ...]:
-                return unrolled("rank", w.cluster, unrolled("part_no", self.parts, (body,)))
+                return unrolled("rank", w.sharing, unrolled("part_no", self.parts, (body,)))
 
             element = (Store(name, e, Num(0.0)), *each(load), *each(Store(name, e, add)))
-            regs = (Regs(words, "b32", self.parts * w.cluster), Regs(name, "f32", spread.width))
+            regs = (Regs(words, "b32", self.parts * w.sharing), Regs(name, "f32", spread.width))
             return (*regs, *unrolled("e", spread.width, element)), {component: name}
 
         return make

@@ -51,8 +51,11 @@ class Rings:
             c.begin()
         self.w.maps += (c.map for c in self.copiers.values() if c.map is not None)
 
-    def first(self) -> tuple[Stmt, ...]:
-        """Counters of the rings, registers that copies pass through, barriers ready for their first arrival."""
+    def first(self, cluster: bool) -> tuple[Stmt, ...]:
+        """Counters of the rings, registers that copies pass through, barriers ready for their first arrival.
+
+        cluster: those of all its blocks; they are fenced for this, so that meeting need not order anything
+        """
         out: list[Stmt] = []
         for turn in self._turns(tuple(self.w.rings)):
             if turn.depth > 1:
@@ -70,7 +73,8 @@ class Rings:
         if begin:
             maps = (c.map for c in self.copiers.values() if c.map is not None)
             soon = (Do("emmy_tma_prefetch", (MapRef(m.name),)) for m in maps)
-            out += [If(_FIRST, (*soon, *begin, Do("emmy_mbar_fence_init"))), Do("emmy_syncthreads")]
+            out.append(If(_FIRST, (*soon, *begin, Do("emmy_mbar_fence_init"))))
+            out += [Do("emmy_cluster_arrive_relaxed"), Do("emmy_cluster_wait")] if cluster else [Do("emmy_syncthreads")]
         return tuple(out)
 
     # ------------------------------------------------------------ tiles taken in turn
@@ -193,6 +197,9 @@ class Rings:
         if arriving * WARP != self.w.threads:
             raise self.w.cannot(f"{arriving} arrivals at {name}, {self.w.threads // WARP} warps compute")
         once = If(same(self.w.lane(), Int(0)), (Do("emmy_mbar_arrive", (bar,)),))
+        if spec.blocks > 1:  # a lane for each block's barrier, which has the same place
+            there = Do("emmy_mbar_arrive_cluster", (bar, self.w.lane()))
+            once = If(below(self.w.lane(), Int(spec.blocks)), (there,))
         if ahead < 0:  # of a deferred work: the copy engine is not overtaken by what read through the same proxy
             return only(self._was(ring), (once,))
         # One lane for a warp, when all its lanes have read, and what they read is in their registers: without the fence the

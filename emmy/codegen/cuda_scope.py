@@ -26,7 +26,7 @@ from emmy.codegen.kernel import (
 from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, cluster_size, in_turn, multiple
+from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, cluster_size, in_turn, multiple, sharing_blocks
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -210,6 +210,11 @@ class Walk:
     def cluster(self) -> int:
         """Blocks of a cluster."""
         return cluster_size(self.plan, self.nest)
+
+    @property
+    def sharing(self) -> int:
+        """Those of them that fold shares of one element."""
+        return sharing_blocks(self.plan, self.launch.tile)
 
     def rank(self) -> Whole:
         """The block's number in its cluster."""

@@ -120,7 +120,14 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
-    body = (*w.head, *rings.first(), *(s for stmts in played for s in stmts))
+    # Lanes beside the one that fills wait for it here, not in the cluster's barrier, at which whole warps arrive.
+    last = (Do("emmy_syncwarp"), *_Expand(w, rings).steps(outline.last)) if outline.last else ()
+    body = (
+        *w.head,
+        *rings.first(ClusterSync(every=True) in outline.first),
+        *(s for stmts in played for s in stmts),
+        *last,
+    )
     used = _touched(body)
     return GpuKernel(
         outline.launch.name,
@@ -355,10 +362,11 @@ class _Expand:
         width = chain.width(stage.axes, gcd(widest, sizes[-1]))
         counts = [*sizes[:-1], sizes[-1] // width]
         vectors = prod(counts)
-        agents = w.threads * w.cluster
+        agents = w.threads * w.sharing
         passes = -(-vectors // agents)
         it = counter("it", passes)
-        number = plus(times(w.rank(), Int(w.threads)), w.thread(), times(it, Int(agents)))
+        rank = w.rank() if w.sharing > 1 else Int(0)
+        number = plus(times(rank, Int(w.threads)), w.thread(), times(it, Int(agents)))
         spot: dict[str, Whole] = {}
         left = number
         for a, n in reversed(list(zip(stage.axes, counts, strict=True))):

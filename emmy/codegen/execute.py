@@ -54,7 +54,7 @@ from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block, Named
-from emmy.ir.gpu import SIDE, cluster_size, sharers
+from emmy.ir.gpu import SIDE, cluster_size, receivers, sharers, sharing_blocks
 from emmy.ir.plan import Channel, Plan
 from emmy.ir.program import Stage
 
@@ -86,10 +86,12 @@ def execute(
         outline = damage(outline) if damage else outline
         dealt, size = _deal(outline, env), cluster_size(plan, outline.launch.tile.nest)
         for first in range(0, len(dealt), size):
-            cluster = _Cluster(size, size * sum(bool(r.role.works) for r in outline.roles))
+            computing = size * sum(bool(r.role.works) for r in outline.roles)
+            cluster = _Cluster(sharing_blocks(plan, outline.launch.tile), computing, size * len(outline.roles))
             ctas = [
                 _Cta(outline, memory, tiles, env, cluster, i) for i, tiles in enumerate(dealt[first : first + size])
             ]
+            cluster.blocks += ctas
             _run(ctas, random.Random(f"{seed}.{first // size}"))
     return {o: memory[o].data for o in plan.program.outputs}
 
@@ -98,15 +100,18 @@ def _deal(outline: Outline, env: Env) -> list[list[Env]]:
     """Tiles of each block, in order."""
     t = outline.launch.tile
     tiles = [env]
-    for loop in t.nest[: t.n_block_loops]:
-        tiles = [{**e, loop.axis: piece} for e in tiles for piece in _pieces(e[loop.axis], loop.step)]
+    for i, loop in enumerate(t.nest[: t.n_block_loops]):
+        whole = outline.plan.count(t.nest, i) if loop.level == "cluster" else 0  # a cluster has all its blocks
+        tiles = [{**e, loop.axis: piece} for e in tiles for piece in _pieces(e[loop.axis], loop.step, whole)]
     workers = t.order.workers or len(tiles)
     return [tiles[w::workers] for w in range(min(workers, len(tiles)))]
 
 
-def _pieces(whole: tuple[int, int], step: int) -> list[tuple[int, int]]:
+def _pieces(whole: tuple[int, int], step: int, least: int = 0) -> list[tuple[int, int]]:
+    """Pieces of a range; `least` of them, empty ones where it ends early."""
     lo, hi = whole
-    return [(x, min(x + step, hi)) for x in range(lo, hi, step)]
+    found = [(x, min(x + step, hi)) for x in range(lo, hi, step)]
+    return found + [(hi, hi)] * (least - len(found))
 
 
 def _blank(name: str, axes: tuple[str, ...], env: Env, fill: float) -> Block:
@@ -135,13 +140,23 @@ class _Bar:
     spec: Barrier
     pending: int = 0
     phase: int = 0
+    owed: int = 0  # bytes of copies that are expected, less those of copies that were begun
 
     def arrive(self, n: int) -> bool:
         """True when the arrival completes the present phase."""
         self.pending += n
+        self.owed += self.spec.tx_bytes
         if self.pending > self.spec.count:
             raise PlanError(f"barrier {self.spec.name}: {self.pending} arrivals, it completes at {self.spec.count}")
-        if self.pending < self.spec.count:
+        return self.completed()
+
+    def bring(self, n_bytes: int) -> bool:
+        """True when a copy of so many bytes, which land in time, completes the present phase."""
+        self.owed -= n_bytes
+        return self.completed()
+
+    def completed(self) -> bool:
+        if self.pending < self.spec.count or self.owed:
             return False
         self.pending, self.phase = 0, self.phase ^ 1
         return True
@@ -158,10 +173,16 @@ class _Shares:
 
 @dataclass(slots=True)
 class _Cluster:
-    """Blocks that see each other's memory: what they left there for one another, and how many agents have met."""
+    """Blocks that see each other's memory: what they left there for one another, and how many agents have met.
+
+    size:            blocks that fold shares of one element
+    agents, everyone: of all blocks: those that compute, and with those that only fill
+    """
 
     size: int
     agents: int
+    everyone: int
+    blocks: list[_Cta] = field(default_factory=list)
     sums: dict[tuple[str, int], tuple[int, tuple[dict[str, Block], ...]]] = field(
         default_factory=dict
     )  # (stage, rank) -> (meeting, sums)
@@ -169,10 +190,10 @@ class _Cluster:
     meeting: int = 0
     met: int = 0
 
-    def meet(self) -> Iterator[bool]:
+    def meet(self, every: bool) -> Iterator[bool]:
         here = self.meeting
         self.met += 1
-        if self.met == self.agents:
+        if self.met == (self.everyone if every else self.agents):
             self.met, self.meeting = 0, here + 1
         while self.meeting == here:
             yield True
@@ -191,6 +212,7 @@ class _Cta:
     slots: dict[str, list[_Slot]] = field(default_factory=dict)
     bars: dict[str, list[_Bar]] = field(default_factory=dict)
     shares: dict[tuple[str, tuple[int, ...]], _Shares] = field(default_factory=dict)
+    begun: bool = False  # its barriers are ready
 
     def agents(self) -> Iterator[Iterator[bool]]:
         """Its roles, ready to begin."""
@@ -198,6 +220,11 @@ class _Cta:
         self.slots = {c.value: [_Slot() for _ in range(c.depth)] for c in t.channels}
         self.bars = {b.name: [_Bar(b) for _ in range(b.slots)] for b in self.outline.barriers}
         return (_Agent(self, r).run() for r in self.outline.roles)
+
+    def count(self, bar: _Bar, at: int) -> None:
+        """A phase of a barrier is complete: if it counts bytes, the slots it tells of have them."""
+        for filled in bar.spec.values if bar.spec.tx_bytes else ():
+            self.slots[filled][at].counted = True
 
 
 def _run(ctas: list[_Cta], rng: random.Random) -> None:
@@ -214,6 +241,9 @@ def _run(ctas: list[_Cta], rng: random.Random) -> None:
             idle = 0
         if idle > _PATIENCE:
             raise Deadlock(f"{ctas[0].outline.launch.name}: {len(live)} roles wait and none can go on")
+    for bar in (bar for cta in ctas for ring in cta.bars.values() for bar in ring):
+        if bar.owed:
+            raise PlanError(f"barrier {bar.spec.name} ends with {bar.owed} bytes expected that no copy brings")
 
 
 @dataclass(slots=True)
@@ -256,6 +286,8 @@ class _Agent:
     def run(self) -> Iterator[bool]:
         t = self.cta.outline.launch.tile
         self.position = {c.value: 0 for c in t.channels}
+        self.cta.begun = True
+        yield from self.steps(self.cta.outline.first)
         deal = self.role.role.deal
         for seq, tile in enumerate(self.cta.tiles):
             self.seq = seq
@@ -266,6 +298,7 @@ class _Agent:
                     raise Race(f"{self.role.role.name} ends a tile with {len(self.groups)} groups of copies under way")
             else:
                 self.skip(self.role.steps)
+        yield from self.steps(self.cta.outline.last)
         if self.role.role.works:
             self.cta.cluster.gone.add(self.cta.rank)
 
@@ -336,8 +369,8 @@ class _Agent:
                 self.meet()
             case RoleSync():
                 self.meet_for_shares()
-            case ClusterSync():
-                yield from self.cta.cluster.meet()
+            case ClusterSync(every):
+                yield from self.cta.cluster.meet(every)
             case BarWait(b, x, ahead):
                 if ahead < self.left(x):
                     yield from self.wait(b, self.position[x] + ahead)
@@ -367,7 +400,8 @@ class _Agent:
     def loop(self, s: For) -> Iterator[bool]:
         axis, whole = s.loop.axis, self.env[s.loop.axis]
         self.rings[s.at] = _Ring(*whole, s.loop.step)
-        for j, piece in enumerate(_pieces(whole, s.loop.step)):
+        least = int(s.loop.level in SIDE)  # an agent without a piece waits and arrives like the others
+        for j, piece in enumerate(_pieces(whole, s.loop.step, least)):
             self.rings[s.at].j = j
             self.env[axis] = piece
             if s.loop.level in SIDE:
@@ -411,11 +445,6 @@ class _Agent:
             lo = r.lo + (r.j + ahead) * r.step
             env[self.cta.outline.launch.tile.nest[c.at].axis] = (lo, min(lo + r.step, r.hi))
         fill = self.position[value] + ahead
-        slot = self.cta.slots[value][fill % c.depth]
-        if c.self_fed and c.transport != "pack" and slot.read:
-            raise Race(
-                f"{self.role.role.name} refills {value} (fill {fill}) before all are done reading fill {slot.fill}"
-            )
         source, tile = self.plan.program.value(value), self.cta.outline.launch.tile
         block = _blank(value, source.axes, env, np.nan)
         if block.data.size * size_bytes(source.dtype) > self.plan.slot_bytes(tile, c):
@@ -424,11 +453,46 @@ class _Agent:
         memory = self.cta.memory[value]
         self.check_waited(f"fetches {value}", value)
         block.data[...] = memory.data[memory.window(env)]
-        slot.fill, slot.block, slot.counted, slot.landed, slot.readers = fill, block, False, False, set()
+        blocks = receivers(self.plan, tile, c)
+        if blocks > 1:
+            for cta in self.reached(value):
+                self.fill(cta, c, fill, block, blocks)
+            return
+        slot = self.fill(self.cta, c, fill, block)
         if c.transport == "pack":
             slot.landed, slot.readers = True, {self.role.role.name}
         elif c.transport != "tma":
             self.group.append(slot)
+
+    def reached(self, what: str) -> Iterator[_Cta]:
+        """Blocks of the cluster, of which each must be able to take something now."""
+        for cta in self.cta.cluster.blocks:
+            if not cta.begun:
+                raise Race(f"{self.role.role.name} reaches block {cta.rank} for {what} before its barriers are ready")
+            if cta.rank in self.cta.cluster.gone:
+                raise Race(f"{self.role.role.name} reaches block {cta.rank} for {what}, which has ended")
+            yield cta
+
+    def fill(self, cta: _Cta, c: Channel, fill: int, block: Block, blocks: int = 1) -> _Slot:
+        """The slot of a block that gets a fill, or this block's rows of it when several bring it together."""
+        tile, slot = cta.outline.launch.tile, cta.slots[c.value][fill % c.depth]
+        if c.self_fed and c.transport != "pack" and slot.read:
+            raise Race(
+                f"{self.role.role.name} refills {c.value} (fill {fill}) before all are done reading fill {slot.fill}"
+            )
+        if blocks == 1 or slot.fill != fill or slot.block is None:
+            empty = block if blocks == 1 else Block(c.value, block.axes, block.lo, np.full_like(block.data, np.nan))
+            slot.fill, slot.block, slot.counted, slot.landed, slot.readers = fill, empty, False, False, set()
+        if blocks > 1:
+            rows = self.plan.extent(tile.nest[: c.at + 1], block.axes[0]) // blocks
+            mine = slice(self.cta.rank * rows, (self.cta.rank + 1) * rows)
+            slot.block.data[mine] = block.data[mine]
+        for ring in cta.bars.values():
+            if ring[0].spec.tx_bytes and c.value in ring[0].spec.values:
+                at = fill % len(ring)
+                if ring[at].bring(self.plan.slot_bytes(tile, c) // blocks):
+                    cta.count(ring[at], at)
+        return slot
 
     def meet(self) -> None:
         """Every agent of the block has come this far: all may read what landed, and refill what was read.
@@ -448,11 +512,12 @@ class _Agent:
             shares.visible, shares.read = True, False
 
     def arrive(self, name: str, value: str, n: int, ahead: int) -> None:
-        ring = self.cta.bars[name]
-        at = (self.position[value] + ahead) % len(ring)
-        if ring[at].arrive(n) and ring[at].spec.tx_bytes:
-            for filled in ring[at].spec.values:
-                self.cta.slots[filled][at].counted = True
+        spec = self.cta.bars[name][0].spec
+        for cta in (self.cta,) if spec.blocks == 1 else self.reached(name):
+            ring = cta.bars[name]
+            at = (self.position[value] + ahead) % len(ring)
+            if ring[at].arrive(n):
+                cta.count(ring[at], at)
 
     def deliver(self, barrier: str, ahead: int) -> None:
         """A barrier was waited for: bytes it counts have landed and may be read by this role, or its readers are done."""
@@ -461,7 +526,8 @@ class _Agent:
             slots = self.cta.slots[told]
             slot = slots[(self.position[told] + ahead) % len(slots)]
             if not spec.tx_bytes:
-                slot.read = False
+                for cta in (self.cta,) if spec.blocks == 1 else self.cta.cluster.blocks:
+                    cta.slots[told][(self.position[told] + ahead) % len(slots)].read = False
             elif slot.counted:
                 slot.landed = True
                 slot.readers.add(self.role.role.name)

@@ -8,7 +8,7 @@ from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
-from emmy.ir.gpu import SIDE, cluster_size, sharers, warps
+from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
 from emmy.ir.program import swapped
@@ -81,7 +81,7 @@ def _lower_launch(plan: Plan, la: Launch) -> Outline:
     roles = la.tile.roles or (Role(SELF, warps(plan, la.tile.nest), "warp", 0, everything),)
     joints = sync.joints(plan, la)
     steps = tuple(RoleSteps(r, _Walk(plan, la, r, sync.Sync(r, joints)).tile()) for r in roles)
-    return Outline(plan, la, sync.barriers(plan, la), steps)
+    return Outline(plan, la, sync.barriers(plan, la), steps, *sync.around_tiles(plan, la))
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class _Walk:
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
         top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
-        end = sync.end_of_tile(self.launch, self.role)
+        end = sync.end_of_tile(self.plan, self.launch, self.role)
         steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
         return sync.after_launch_wait(self.plan, self.launch, self.sync, steps) if self.launch.early else steps
 
@@ -170,7 +170,7 @@ class _Walk:
             shared = sync.gathered(w.stage, again)
         elif _turned(self.plan, w):
             shared = sync.transposed(w.stage, self.role, again)
-        if not w.combine and cluster_size(self.plan, t.nest) > 1:
+        if not w.combine and sharing_blocks(self.plan, t) > 1:
             shared = sync.exchanged(w.stage)
         if self.plan.workspace(w.stage) and not w.combine:
             return (*shared, StoreState(w.stage))

@@ -94,7 +94,9 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSync:
-    """Every agent that computes, of every block of the cluster, meets every other."""
+    """Every agent that computes, of every block of the cluster, meets every other. `every`: those that only fill, too."""
+
+    every: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class Barrier:
     """An mbarrier for each slot: arrivals that complete a phase, bytes that must have landed, the phase its waiter asks first.
 
     values: of the channels whose slots it tells of
+    blocks: of a cluster, which fill those slots together: an arrival that gives one back is made in each of them
 
     A producer starts at parity 1, so that its first lap passes at once (PTX ISA: mbarrier.test_wait.parity).
     """
@@ -253,6 +256,7 @@ class Barrier:
     tx_bytes: int
     first_parity: tuple[int, ...]
     values: tuple[str, ...]
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,23 +267,33 @@ class RoleSteps:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """One launch as steps. `steps` of a role are those of one tile; the tiles follow from the nest's block loops."""
+    """One launch as steps. `steps` of a role are those of one tile; the tiles follow from the nest's block loops.
+
+    first, last: what every role does before its first tile, after its last one
+    """
 
     plan: Plan
     launch: Launch
     barriers: tuple[Barrier, ...]
     roles: tuple[RoleSteps, ...]
+    first: tuple[Step, ...] = ()
+    last: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
         out = [f"steps {self.launch.name}"]
         for b in self.barriers:
             bytes_ = f" + {b.tx_bytes} bytes" if b.tx_bytes else ""
             parity = "/".join(str(p) for p in dict.fromkeys(b.first_parity))
-            out.append(f"  barrier {b.name}[{b.slots}]  {b.count} arrivals{bytes_}, waiters start at parity {parity}")
+            everywhere = f" of {b.blocks} blocks" if b.blocks > 1 else ""
+            out.append(
+                f"  barrier {b.name}[{b.slots}]  {b.count} arrivals{everywhere}{bytes_}, waiters start at parity {parity}"
+            )
+        out += ["  every role, first:", *_show(self.first, "    ")] if self.first else []
         for r in self.roles:
             deal = f"  (tiles {r.role.deal[0]} mod {r.role.deal[1]})" if r.role.deal else ""
             out.append(f"  role {r.role.name}{deal}, each tile:")
             out += _show(r.steps, "    ")
+        out += ["  every role, last:", *_show(self.last, "    ")] if self.last else []
         return "\n".join(out)
 
 
@@ -326,8 +340,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}commit group")
             case WaitGroup(n):
                 out.append(f"{pad}wait until {n} groups are pending")
-            case ClusterSync():
-                out.append(f"{pad}cluster sync")
+            case ClusterSync(every):
+                out.append(f"{pad}cluster sync" + (" of every role" if every else ""))
             case BlockSync():
                 out.append(f"{pad}block sync")
             case BarWait(b, x, ahead):

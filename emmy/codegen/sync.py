@@ -18,6 +18,10 @@ Rules, each from the facts of a channel:
 - sums of swapped factors pass through shared memory: the agents of the role that made them meet as those do that fold shares.
 - blocks of a cluster that fold shares of one element meet between giving their sums and taking them, and before they end,
   for their memory is gone with them.
+- blocks of a cluster that make neighbouring tiles fill together what they read alike (`receivers`): each brings its rows to
+  all. Full barriers expect the whole bytes, whoever brings them. A slot is given back when the agents of ALL those blocks have
+  used it, so each arrives at the empty barrier of each block. They meet before the first fill, for barriers are made ready by
+  then, and before they end: others may still arrive at theirs.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
 - early launches: constants share no barrier with what is not. Fills of constants that stand before the first access of
@@ -64,7 +68,7 @@ from emmy.codegen.steps import (
     WaitGroup,
 )
 from emmy.ir.atoms import ATOMS
-from emmy.ir.gpu import SIDE, warps
+from emmy.ir.gpu import SIDE, receivers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Channel, Launch, Plan, Role
 
@@ -97,15 +101,28 @@ def barriers(plan: Plan, launch: Launch) -> tuple[Barrier, ...]:
         c, values = joint[0], tuple(c.value for c in joint)
         n_bytes = sum(plan.slot_bytes(t, x) for x in joint)
         out.append(Barrier(_name("full", joint), c.depth, 1, n_bytes, (0,) * c.depth, values))
+        blocks = _together(plan, launch, joint)
         eaters = [roles[d] for d in c.dst if d in roles]
         agents = (
             warps(plan, t.nest) if c.self_fed else eaters[0].agents if eaters[0].deal else sum(r.agents for r in eaters)
         )
-        out.append(Barrier(_name("empty", joint), c.depth, agents, 0, (1,) * c.depth, values))
+        out.append(Barrier(_name("empty", joint), c.depth, agents * blocks, 0, (1,) * c.depth, values, blocks))
     if t.order.kind == "pingpong":
         n = sum(r.deal is not None for r in t.roles)
         out.append(Barrier("turn", n, 1, 0, tuple(int(i == 0) for i in range(n)), ()))
     return tuple(out)
+
+
+def _together(plan: Plan, launch: Launch, joint: Joint) -> int:
+    """Blocks of a cluster that fill slots of these rings together."""
+    return max(receivers(plan, launch.tile, c) for c in joint)
+
+
+def around_tiles(plan: Plan, launch: Launch) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """(what every role does before its first tile, what it does after its last)."""
+    if all(_together(plan, launch, joint) == 1 for joint in joints(plan, launch)):
+        return (), ()
+    return (ClusterSync(every=True),), (ClusterSync(every=True),)
 
 
 def after_loop(channels: tuple[Channel, ...]) -> tuple[Step, ...]:
@@ -257,10 +274,9 @@ def exchanged(stage: str) -> tuple[Step, ...]:
     return Share(stage), ClusterSync(), Gather(stage)
 
 
-def end_of_tile(launch: Launch, role: Role) -> tuple[Step, ...]:
+def end_of_tile(plan: Plan, launch: Launch, role: Role) -> tuple[Step, ...]:
     """No block of a cluster leaves while another reads its memory; roles that only fill do not matter."""
-    clustered = any(x.level == "cluster" for x in launch.tile.nest)
-    return (ClusterSync(),) if clustered and role.works else ()
+    return (ClusterSync(),) if sharing_blocks(plan, launch.tile) > 1 and role.works else ()
 
 
 def gathered(stage: str, again: bool) -> tuple[Step, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from emmy.costmodel.counting import LANES, NONE, SECTOR_BYTES, Count, Integers, waves
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, WARP, cluster_size, exchange_pitch, transfer_bytes
+from emmy.ir.gpu import TRANSFER_BYTES, WARP, exchange_pitch, sharing_blocks, transfer_bytes
 from emmy.ir.plan import Atom, Launch, Plan
 from emmy.ir.program import Value, swapped, upper
 
@@ -53,9 +53,9 @@ class Exchange:
 
 
 def exchange(plan: Plan, launch: Launch, atom: Atom, m: str, n: str) -> Exchange | None:
-    """The exchange of one tile of a launch; None without clusters, unless the factors are swapped."""
+    """The exchange of one tile of a launch; None where no cluster shares folds, unless the factors are swapped."""
     tile = launch.tile
-    cluster, turned = cluster_size(plan, tile.nest), swapped(plan.program.stage(atom.stage))
+    cluster, turned = sharing_blocks(plan, tile), swapped(plan.program.stage(atom.stage))
     if cluster == 1 and not turned:
         return None
     if turned:  # from here on rows and columns are those in memory

@@ -16,7 +16,7 @@ from emmy.costmodel.multiprocessor import (
     traffic,
     wave_bytes,
 )
-from emmy.ir.gpu import WARP, cluster_size, computing_warps, in_turn, registers_allowed, sharers
+from emmy.ir.gpu import WARP, cluster_size, computing_warps, in_turn, registers_allowed, sharers, sharing_blocks
 from emmy.ir.ops.op import Work as Cost
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import upper
@@ -72,7 +72,7 @@ def gpu_features(
         "wave_idle": 1.0 - waves / ceil(waves),
         "log2_cluster": log2(cluster),
         "cluster_idle": 1.0 - filled_by_clusters(cluster, r.blocks),
-        "log2_k_sharers": log2(cluster * sharers(plan, tile.nest, plan.program.stage(work.stage))),
+        "log2_k_sharers": log2(sharing_blocks(plan, tile) * sharers(plan, tile.nest, plan.program.stage(work.stage))),
         "launches_over_roof": later_us / roof.time_us,
         "log2_wave_bytes": log2(wave_bytes(plan, launch, work, r.places / cluster) / cost.bytes),
     }

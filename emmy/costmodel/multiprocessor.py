@@ -38,6 +38,7 @@ from emmy.ir.gpu import (
     cluster_size,
     exchange_bytes,
     placed_bytes,
+    receivers,
     ring_bytes,
     thread_registers,
     threads,
@@ -131,8 +132,9 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     fills, copied, fetched, flying, widest = NONE, 0.0, 0.0, 0.0, 0
     for c in tile.channels:
         times = prod(plan.count(tile.nest, i) for i in range(c.at + 1))
-        copied += times * float(box_bytes(plan, launch, c))
-        there = _existing_bytes(plan, launch, c)
+        blocks_fed = receivers(plan, tile, c)  # by one request
+        copied += times * float(box_bytes(plan, launch, c)) / blocks_fed
+        there = _existing_bytes(plan, launch, c) / blocks_fed
         fetched += there
         flying += there / times * (c.depth - 1 + (c.transport == "ldg"))
         granule = WAVE_BYTES  # the copy engine asks for whole lines
@@ -145,7 +147,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     read, passed = reads.times(blocks * turns * agents), 0.0
     swap = exchange(plan, launch, atom, m, n)
     if swap:
-        tiles = blocks / w.cluster
+        tiles = blocks / w.sharing
         read += swap.taken.times(tiles)
         fills, stores, passed = fills + swap.given.times(tiles), swap.stores.times(tiles), swap.passed_bytes * tiles
     else:
@@ -175,7 +177,7 @@ def box_bytes(plan: Plan, launch: Launch, c: Channel) -> int:
 
 
 def _existing_bytes(plan: Plan, launch: Launch, c: Channel) -> float:
-    """Bytes that all fills of a channel bring from memory: of a box that reaches beyond the edge, what there is."""
+    """Bytes that all fills of a channel bring to slots: of a box that reaches beyond the edge, what there is."""
     nest, v = launch.tile.nest[: c.at + 1], plan.program.value(c.value)
     total = float(size_bytes(v.dtype) * prod(plan.count(nest, i) for i, x in enumerate(nest) if x.axis not in v.axes))
     for a in v.axes:

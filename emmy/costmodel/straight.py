@@ -14,7 +14,7 @@ from emmy.costmodel.counting import LANES, NONE, Count, Traffic, waves
 from emmy.costmodel.dealt import one_by_one, stored_value, stores, vectors
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import cluster_size, sharers, warps
+from emmy.ir.gpu import sharers, sharing_blocks, warps
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.moves.direct_tiles import ROWS, STEP, vector_bytes
 from emmy.ir.plan import Atom, Launch, Plan, Work
@@ -40,7 +40,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     slots, agents = min(work.unroll, steps), warps(plan, nest)
     along_k = b.axes[-1] == k
     reads, fills = _shared(plan, launch, stage, atom, rows, along_k)
-    cluster, passed = cluster_size(plan, nest), 0.0
+    cluster, passed = sharing_blocks(plan, tile), 0.0
     if _shares_of(plan, launch, stage) > 1:
         out = one_by_one(plan, launch, atom, m, n, 1).times(1 / cluster)
         sums = rows * _columns(plan, launch, n) * sharers(plan, nest, stage)
@@ -73,8 +73,8 @@ def shared_bytes(plan: Plan, launch: Launch, work: Work, atom: Atom) -> int:
 
 
 def _shares_of(plan: Plan, launch: Launch, stage: Stage) -> int:
-    """Warps that fold one element, those of all blocks of a cluster."""
-    return sharers(plan, launch.tile.nest, stage) * cluster_size(plan, launch.tile.nest)
+    """Warps that fold one element, those of all blocks of a cluster that share the fold."""
+    return sharers(plan, launch.tile.nest, stage) * sharing_blocks(plan, launch.tile)
 
 
 def _second(plan: Plan, stage: Stage) -> Value:

@@ -21,6 +21,7 @@ _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
 AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
 SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
+_PERIOD = 8  # rows after which a swizzle repeats
 SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
@@ -73,8 +74,28 @@ def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
 
 
 def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:
-    """Blocks of a cluster: each folds another share of an axis."""
+    """Blocks of a cluster: each folds another share of an axis, or makes another piece of one."""
     return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "cluster")
+
+
+def sharing_blocks(plan: Plan, tile: Tile) -> int:
+    """Blocks of a cluster that fold shares of one element; 1 where they make neighbouring tiles."""
+    folded = {a for w in tile.works if not w.combine for a in plan.program.stage(w.stage).folded}
+    own = any(x.level == "cluster" and x.axis not in folded for x in tile.nest)
+    return 1 if own else cluster_size(plan, tile.nest)
+
+
+def receivers(plan: Plan, tile: Tile, c: Channel) -> int:
+    """Blocks of a cluster to which a fill of the channel goes, each bringing its rows to all; 1 where a block fills for itself.
+
+    Blocks that make neighbouring tiles need the same of a value without the axis between them. Their shares are whole
+    periods of a swizzle, which is all that the copy engine can place (PTX ISA: cp.async.bulk.tensor, .multicast::cluster).
+    """
+    v, blocks = plan.program.value(c.value), cluster_size(plan, tile.nest)
+    same = not any(x.level == "cluster" and x.axis in v.axes for x in tile.nest)
+    if c.transport != "tma" or not same or len(v.axes) != 2 or sharing_blocks(plan, tile) > 1:
+        return 1
+    return 1 if plan.extent(tile.nest[: c.at + 1], v.axes[0]) % (_PERIOD * blocks) else blocks
 
 
 def exchange_pitch(columns: int, transposed: bool = False) -> int:
@@ -89,7 +110,7 @@ def exchange_bytes(plan: Plan, tile: Tile) -> int:
     """Bytes that a block's sums take, where blocks of a cluster exchange them, or threads because they lie transposed."""
     stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
     s = next((s for s in stages if s.reduces), None)
-    if s is None or (cluster_size(plan, tile.nest) == 1 and not swapped(s)):
+    if s is None or (sharing_blocks(plan, tile) == 1 and not swapped(s)):
         return 0
     inside = tile.nest[: tile.n_block_loops]
     rows, columns = (plan.extent(inside, a) for a in s.axes[-2:])
@@ -104,7 +125,7 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     v = plan.program.value(value)
     if not v.axes:
         return size_bytes(v.dtype)
-    steps = [x.step for x in nest if x.axis == v.axes[-1] and x.level in ("grid", "serial")]
+    steps = [x.step for x in nest if x.axis == v.axes[-1] and x.level in ("grid", "cluster", "serial")]
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 

@@ -77,7 +77,8 @@ class Role:
 class Channel:
     """A ring of `depth` slots for blocks of `value`, refilled in loop number `at` of the nest (-1: once a tile).
 
-    src in dst means a role feeds itself. Transports: pack (CPU), ldg, cp_async, tma.
+    src in dst means a role feeds itself. Transports: pack (CPU), ldg, cp_async, tma. `hint`: what the last-level cache is
+    told to do with what was fetched, when it has one.
     """
 
     value: str
@@ -87,6 +88,7 @@ class Channel:
     transport: str
     layout: str
     at: int
+    hint: str = ""
 
     @property
     def self_fed(self) -> bool:
@@ -289,11 +291,14 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
     `launch` need not be the plan's own: moves ask before they add a loop.
     """
     t, p = launch.tile, plan.program
+    folded = {a for w in t.works if not w.combine for a in p.stage(w.stage).folded}
+    if reason := _refuse_clusters(t, folded):
+        return reason
     for i, x in enumerate(t.nest):
         for w in t.works:
             s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
             leaves = leaves_state or plan.stored(s, launch)
-            if x.level == "cluster" and not leaves_state:
+            if x.level == "cluster" and not leaves_state and x.axis in folded:
                 continue  # its blocks add up their sums, and each finishes other elements
             if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
                 return (
@@ -302,6 +307,29 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
             if leaves_state and x.axis not in s.folded and (c := _lacking(s, x.axis)):
                 return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())
+
+
+def _refuse_clusters(t: Tile, folded: set[str]) -> str | None:
+    """Why blocks of a cluster, which are neighbours, could not exchange their sums once a tile, or fill rings in step."""
+    blocks, inside = t.nest[: t.n_block_loops], t.nest[t.n_block_loops :]
+    clusters = [i for i, x in enumerate(blocks) if x.level == "cluster"]
+    if not clusters:
+        return None
+    apart = next((x for x in blocks[clusters[0] :] if x.level != "cluster"), None)
+    if apart:
+        parted = f"the blocks of a cluster over {blocks[clusters[0]].axis}"
+        return f"the {apart.level} loop over {apart.axis} would part {parted}: it comes before"
+    shared = next((blocks[i].axis for i in clusters if blocks[i].axis in folded), None)
+    around = next((x for x in inside if x.axis in folded), None)
+    own = next((x for x in (inside[: inside.index(around)] if around else inside) if x.axis not in folded), None)
+    if shared and own:
+        again = f"blocks of a cluster over {shared} would exchange sums in each piece of {own.axis}"
+        return f"{again}: the {own.level} loop over {own.axis} comes after one over {shared}"
+    cut = {blocks[i].axis for i in clusters} - folded
+    uneven = next((x for x in inside if x.axis in cut and x.level == "serial"), None)
+    if uneven:
+        return f"the blocks of a cluster over {uneven.axis} would walk {uneven.axis} unevenly at its edge: they fill rings in step"
+    return None
 
 
 def refuse_own_loop(plan: Plan, work: Work, axis: str) -> str | None:
@@ -389,9 +417,8 @@ def _show_fills(plan: Plan, t: Tile, at: int, works: tuple[Work, ...], pad: str)
         box = ",".join(str(plan.extent(t.nest[: at + 1], a)) for a in plan.program.value(c.value).axes)
         kib = plan.slot_bytes(t, c) * c.depth / 1024
         space = "pack" if c.transport == "pack" else "smem"
-        out.append(
-            f"{pad}{c.value}.{space} <- {c.value}[{box}]  {c.transport} depth {c.depth} {c.layout}  # {kib:g} KiB"
-        )
+        how = f"{c.transport} depth {c.depth} {c.layout}" + (f" {c.hint}" if c.hint else "")
+        out.append(f"{pad}{c.value}.{space} <- {c.value}[{box}]  {how}  # {kib:g} KiB")
     return out
 
 

@@ -90,6 +90,13 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/split(n,warpgroup,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0.C/atom(wgmma,64,16,16)",
     ),
     (
+        parse_op("matmul:m(1..150)x24x40:f16:nk,bias").program(),
+        "h200",
+        "k0/split(m,grid,128) k0/split(n,grid,16) k0/split(m,cluster,64) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
+        "k0/split(n,warpgroup,16) k0/raster(2) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) "
+        "k0.C/atom(wgmma,64,16,16)",
+    ),
+    (
         parse_op("matmul:40x72x88:bf16:bias").program(),
         "h200",
         "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(n,warpgroup,64) "

@@ -43,6 +43,7 @@ from emmy.codegen.steps import (
 )
 from emmy.errors import PlanError
 from emmy.ir import interpret
+from emmy.ir.gpu import receivers
 from emmy.ir.moves.base import put
 from emmy.ir.ops import matmul
 from emmy.ir.plan import Plan
@@ -159,6 +160,23 @@ PLANS |= {
         matmul(7, 24, 128, "f16", "nk").program(),
         "h200",
         "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,cluster,64) k0/split(k,warp,32) k0.C/atom(direct,8,16,32)",
+    ),
+    "multicast": (
+        SMALL,
+        "h200",
+        f"{TILES.replace('k0/split(k', 'k0/split(m,cluster,16) k0/split(k')} k0/stage(A,tma,2) k0/stage(B,tma,2) k0/persist(2)",
+    ),
+    "multicast of A with a producer, walked": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,16) k0/split(n,grid,32) k0/split(n,cluster,16) k0/split(k,serial,16) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(1,40,232) k0/persist(2)",
+    ),
+    "multicast, deferred": (
+        SMALL,
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(n,cluster,16) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
+        "k0/split(n,warpgroup,16) k0/stage(A,tma,3) k0/stage(B,tma,3) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
     "early without slots": (
         matmul(7, 40, 104, "f16", "nk").program(),
@@ -330,6 +348,29 @@ def test_a_ring_that_no_role_fills_is_not_complete():
     )
 
 
+def test_blocks_that_fill_together_expect_the_whole_and_give_back_to_all():
+    o = outline("multicast")
+    assert o.barriers == (
+        Barrier("full_A_B", 2, 1, 2 * (16 + 32) * 16, (0, 0), ("A", "B")),
+        Barrier("empty_A_B", 2, 2, 0, (1, 1), ("A", "B"), blocks=2),
+    )
+    assert o.first == o.last == (ClusterSync(every=True),)
+    assert not any(isinstance(s, ClusterSync) for r in o.roles for s in all_steps(r.steps))
+
+
+def test_blocks_of_a_cluster_fill_for_themselves_what_they_do_not_read_alike_or_cannot_bring_in_whole_periods():
+    for schedule, together in (
+        ("k0/split(m,cluster,16) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 1, "B": 2}),
+        ("k0/split(n,cluster,16) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 2, "B": 1}),
+        ("k0/split(n,cluster,16) k0/split(k,serial,16) k0/stage(A,cp_async,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
+        ("k0/split(n,cluster,4) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
+        ("k0/split(k,cluster,40) k0/split(k,serial,8) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
+    ):
+        p = replay(SMALL, f"k0/split(m,grid,32) k0/split(n,grid,32) {schedule}", load_target("h200"))
+        tile = p.launch("k0").tile
+        assert {c.value: receivers(p, tile, c) for c in tile.channels} == together, schedule
+
+
 # ---------------------------------------------------------------- damage
 Edit = Callable[[Step], list[Step]]
 
@@ -420,6 +461,14 @@ def late_wait() -> Iterator[Damaged]:
                 yield Damaged(name, f"{o.launch.name} {r.role.name}", replace(o, roles=roles))
 
 
+def each_outline(change: Callable[[Outline], Outline]) -> Iterator[Damaged]:
+    """Every outline that a change makes another one."""
+    for name in PLANS:
+        for o in lower(plan(name)):
+            if change(o) != o:
+                yield Damaged(name, o.launch.name, change(o))
+
+
 def flipped(b: Barrier) -> Barrier:
     return replace(b, first_parity=tuple(1 - p for p in b.first_parity))
 
@@ -458,6 +507,14 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "a fill made ahead made again": lambda: each_step(From, lambda s: [*s.body]),  # type: ignore[union-attr]
     "a role's sync dropped": lambda: each_step(RoleSync, lambda s: []),
     "a cluster sync dropped": lambda: each_step(ClusterSync, lambda s: []),
+    "blocks of a cluster do not meet before their first tile": lambda: each_outline(lambda o: replace(o, first=())),
+    "blocks of a cluster do not meet before they end": lambda: each_outline(lambda o: replace(o, last=())),
+    "a slot is given back to the own block only": lambda: (
+        d for d in each_barrier("empty", lambda b: replace(b, blocks=1)) if "multicast" in d.plan
+    ),
+    "a slot is filled when one block has given it back": lambda: (
+        d for d in each_barrier("empty", lambda b: replace(b, count=b.count // b.blocks)) if "multicast" in d.plan
+    ),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip

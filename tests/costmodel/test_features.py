@@ -171,6 +171,17 @@ CLUSTERED = (
 )
 
 
+def test_blocks_that_make_neighbouring_tiles_share_no_sums_and_ask_memory_for_less() -> None:
+    gpu, op = load_target("h200"), "matmul:512x4096x3840:f16:nk"
+    alone = CLUSTERED.replace("k0/split(k,cluster,1024) ", "")
+    paired = alone.replace("split(m,grid,64)", "split(m,grid,128)").replace(
+        "k0/split(k", "k0/split(m,cluster,64) k0/split(k", 1
+    )
+    v, single = (_values(op, s, gpu) for s in (paired, alone))
+    assert (v["log2_cluster"], v["log2_k_sharers"], v["exchanged_of_fetched"], v["cluster_idle"]) == (1, 0, 0, 0)
+    assert v["log2_l2_over_roof"] < single["log2_l2_over_roof"]
+
+
 def test_a_cluster_is_told_by_its_size_its_exchange_and_the_multiprocessors_it_cannot_reach() -> None:
     gpu, op = load_target("h200"), "matmul:64x4096x4096:f16:nk"
     v, alone = (_values(op, s, gpu) for s in (CLUSTERED, CLUSTERED.replace("k0/split(k,cluster,1024) ", "")))

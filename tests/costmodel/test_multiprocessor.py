@@ -97,6 +97,16 @@ def test_atoms_that_neighbours_exchange_are_stored_in_whole_sectors(op: str, col
     )
 
 
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_blocks_that_bring_each_other_what_they_read_alike_ask_for_what_one_block_of_their_tiles_would(
+    axis: str,
+) -> None:
+    schedule, op = _schedule("tma", "", MMA), "matmul:128x128x96:f16"
+    clustered = schedule.replace("k0/split(k", f"k0/split({axis},cluster,32) k0/split(k")
+    moved, counted = _both(op, clustered, "h200")
+    assert moved.asked_bytes == counted.tma_load_bytes == _both(op, schedule, "h200")[0].asked_bytes
+
+
 def test_a_block_that_the_copy_engine_stores_takes_shared_memory() -> None:
     schedule = _schedule("tma", "", MMA)
     op = "matmul:128x128x96:f16"

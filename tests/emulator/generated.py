@@ -37,6 +37,11 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,cluster,128) k0/split(k,serial,32) k0/split(m,warp,16) "
         f"k0/split(n,warp,32) {_WARPS}",
     ),
+    "multicast": (
+        "matmul:64x128x192:f16:nk",
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(n,cluster,32) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
+        "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,32,16)",
+    ),
     "swapped": (
         "matmul:16x192x192:f16",
         "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(n,warpgroup,64) k0/stage(A,tma,2) "

@@ -29,6 +29,8 @@ _TURN_PASS = r"if \(lane == 0\) emmy_mbar_arrive\(smem \+ next_team \* 8 \+ \d+\
 _SKIP = r"(emmy_bulk_wait_read<0>\(\);\n +\}\n)(?: +.*\n){6}"  # everything behind the store in the loop over tiles
 _FULL, _EMPTY = r"(emmy_mbar_wait\(smem \+ slot \* 8 \+ \d+, phase)(\))", r"(emmy_mbar_wait\(smem .*, phase) \^ 1\)"
 _EXCHANGE = r"(emmy_sts_b64\(.*\n(?: +\}\n)+) +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n"
+_TO_ALL = r"if \(lane < 2\) emmy_mbar_arrive_cluster\((.*), lane\)"
+_FIRST_MEETING = r"^  emmy_cluster_arrive_relaxed\(\);\n  emmy_cluster_wait\(\);\n"
 _GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for \(int j = 0)"
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 
@@ -344,6 +346,67 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             r"^ +emmy_mbar_wait\(.*phase \^ .*\n",
             "",
             "race barrier deadlock",
+        ),
+    ),
+    *_bugs(
+        "multicast",
+        ("blocks do not meet before the first copy", _FIRST_MEETING, "", "barrier race proxy exit"),
+        (
+            "blocks do not wait for the others before the first copy",
+            r"(emmy_cluster_arrive_relaxed\(\);\n)  emmy_cluster_wait\(\);\n",
+            r"\1",
+            "barrier race proxy",
+        ),
+        (
+            "blocks meet by themselves before the first copy",
+            _FIRST_MEETING,
+            "  emmy_syncthreads();\n",
+            "race barrier proxy exit",
+        ),
+        ("barriers are not fenced", r"^ +emmy_mbar_fence_init\(\);\n", "", "proxy race"),
+        ("a block leaves while others reach it", _LAST_CLUSTER, "}", "exit"),
+        (
+            "the producer does not meet the others at the end",
+            r"^  (emmy_cluster_arrive\(\);)\n  (emmy_cluster_wait\(\);)\n\}",
+            r"if (warp < 4) {\n\1\n\2\n}\n}",
+            "exit",
+        ),
+        ("a slot is given back to the own block only", _TO_ALL, r"if (lane == 0) emmy_mbar_arrive(\1)", "deadlock"),
+        (
+            "a slot is given back to the first block only",
+            _TO_ALL,
+            r"if (lane == 0) emmy_mbar_arrive_cluster(\1, 0)",
+            "deadlock",
+        ),
+        (
+            "a slot is given back to the first block twice",
+            _TO_ALL,
+            r"if (lane < 2) emmy_mbar_arrive_cluster(\1, 0)",
+            "deadlock barrier race",
+        ),
+        ("a slot is given back to a block that is not there", r"lane < 2", "lane < 3", "bounds copy barrier"),
+        (
+            "a slot is filled when one block has given it back",
+            r"(emmy_mbar_init\(.*), 8\)",
+            r"\1, 4)",
+            "race barrier deadlock",
+        ),
+        ("a slot is filled before it is given back", r"^ +emmy_mbar_wait\(.*phase \^ .*\n", "", "race barrier"),
+        ("a block expects its own rows only", r"(expect_tx\(.*), 12288\)", r"\1, 8192)", "race barrier"),
+        ("a block expects the others' rows twice", r"(expect_tx\(.*), 12288\)", r"\1, 16384)", "deadlock"),
+        ("rows go to the other block only", r"(_multicast\(.*), 3\)", r"\1, 2 - block % 2)", "deadlock"),
+        ("rows go to the own block only", r"(_multicast\(.*), 3\)", r"\1, 1 + block % 2)", "deadlock"),
+        ("rows go to a block that is not there", r"(_multicast\(.*), 3\)", r"\1, 7)", "copy"),
+        ("both blocks bring the same rows", r"m_lo \+ block % 2 \* 32", "m_lo", "wrong"),
+        ("blocks bring each other's rows", r"m_lo \+ block % 2 \* 32", "m_lo + (block + 1) % 2 * 32", "wrong"),
+        ("both blocks fill the same half of a slot", r"(slot \* 8192) \+ block % 2 \* 4096", r"\1", "race copy"),
+        ("blocks of a cluster fetch the same columns", r"n_lo1 = .*;", "n_lo1 = n_lo;", "twice wrong race"),
+        ("a block leaves out a tile", r"tile \+= 2", "tile += 2 + block % 2 * 2", "deadlock wrong"),
+        (
+            "a producer reports rows to the other slot",
+            r"(&A_map, smem \+) slot \* 8",
+            r"\1 (slot ^ 1) * 8",
+            "race deadlock barrier",
         ),
     ),
     *_bugs(

@@ -15,7 +15,8 @@ from emmy.errors import DataError
 
 MEASURED = Path(__file__).parents[1] / "golden" / "conformance_h200.npz"
 NAMES = [p.name for p in PROBES]
-NOT_MEASURED: frozenset[str] = frozenset()  # probes that the file has not yet: run it on a GPU, and take them off here
+# Probes that the file has not yet: run it on a GPU, and take them off here.
+NOT_MEASURED: frozenset[str] = frozenset({"tma_2d_multicast_hint"})
 
 
 @pytest.mark.skipif(

@@ -49,6 +49,24 @@ REFUSED = {
     "writing a value that leaves the program into its reader": (
         SCALED, "cpu", "k0/fuse(Xs,C)", "Xs is read by C and leaves the program",
     ),
+    "a loop over blocks that parts the blocks of a cluster": (
+        SQUARE, "h200", "k0/split(k,cluster,16) k0/split(m,grid,16)", "the grid loop over m would part the blocks of a cluster over k",
+    ),
+    "sums exchanged anew in each piece of another axis": (
+        SQUARE, "h200", "k0/split(k,cluster,16) k0/split(n,serial,8)", "in each piece of n: the serial loop over n comes after",
+    ),
+    "a cluster of whole blocks": (
+        SQUARE, "h200", "k0/split(n,grid,16) k0/split(m,cluster,16)", "a cluster over m cuts up the piece of a block: split",
+    ),
+    "clusters over two axes": (
+        SQUARE, "h200", "k0/split(m,grid,32) k0/split(m,cluster,16) k0/split(k,cluster,16)", "k0 form clusters over m already",
+    ),
+    "blocks of a cluster that walk their pieces unevenly": (
+        SQUARE, "h200", "k0/split(m,grid,32) k0/split(m,cluster,16) k0/split(m,serial,8)", "would walk m unevenly at its edge",
+    ),
+    "workers that are no whole clusters": (
+        SQUARE, "h200", "k0/split(m,grid,32) k0/split(m,cluster,8) k0/persist(6)", "6 workers are not whole clusters of 4 blocks",
+    ),
     "another sum over the axis that splitk shares out": (
         Program(
             (("m", 5), ("k", 24)), (Value("X", ("m", "k")),),

@@ -199,9 +199,11 @@ def tma() -> Iterator[Probe]:
                 return [TensorMap(values, box, swizzle), TensorMap(back, box, swizzle), zeros(n)]
 
             yield Probe(f"tma_{rank}d_swizzle{swizzle}", kernel, make, smem_bytes=16392)
-        yield Probe(
-            f"tma_{rank}d_multicast",
-            f"""EMMY_KERNEL(32, 1) EMMY_CLUSTER(2, 1, 1) probe(EMMY_TENSORMAP(map), u32* out) {{
+        where = ", ".join(("(int)rank * 8", *("0" for _ in range(rank - 1))))
+        for hint, policy in (("", ""), ("_hint", ", emmy_policy_evict_first()"))[: 2 if rank == 2 else 1]:
+            yield Probe(
+                f"tma_{rank}d_multicast{hint}",
+                f"""EMMY_KERNEL(32, 1) EMMY_CLUSTER(2, 1, 1) probe(EMMY_TENSORMAP(map), u32* out) {{
   EMMY_SMEM(smem);
   const u32 t = threadIdx.x, bar = smem + 2048, rank = emmy_cluster_rank();
   if (t == 0) {{ emmy_mbar_init(bar, 1); emmy_mbar_fence_init(); }}
@@ -210,7 +212,7 @@ def tma() -> Iterator[Probe]:
   emmy_cluster_wait();
   if (t == 0) {{
     emmy_mbar_expect_tx(bar, 512);
-    emmy_tma_load_{rank}d_multicast(smem + rank * 1024, &map, bar, {", ".join(("(int)rank * 8", *("0" for _ in range(rank - 1))))}, 3);
+    emmy_tma_load_{rank}d_multicast{hint}(smem + rank * 1024, &map, bar, {where}, 3{policy});
   }}
   emmy_mbar_wait(bar, 0);
   for (int h = 0; h < 2; ++h)
@@ -222,11 +224,11 @@ def tma() -> Iterator[Probe]:
   emmy_cluster_arrive();
   emmy_cluster_wait();
 }}""",
-            partial(_multicast, rank),
-            grid=2,
-            cluster=2,
-            smem_bytes=2056,
-        )
+                partial(_multicast, rank),
+                grid=2,
+                cluster=2,
+                smem_bytes=2056,
+            )
 
 
 def _multicast(rank: int) -> list[Argument]:

@@ -14,19 +14,20 @@ def _coordinates(rank: int) -> tuple[str, str, str]:
 
 
 def _load(rank: int, variant: str) -> Helper:
-    """`variant`: "", "multicast" (to every block of the cluster in a mask) or "hint" (an L2 eviction policy)."""
+    """`variant`: "", "multicast" (to every block of the cluster in a mask), "hint" (an L2 eviction policy), or both."""
     parameters, operands, names = _coordinates(rank)
     name = f"tma_load_{rank}d" + (f"_{variant}" if variant else "")
-    extra = {"": "", "multicast": ", u16 mask", "hint": ", u64 policy"}[variant]
-    suffix = {"": "", "multicast": ".multicast::cluster", "hint": ".L2::cache_hint"}[variant]
-    operand = {"": "", "multicast": ', "h"(mask)', "hint": ', "l"(policy)'}[variant]
-    last = f", %{3 + rank}" if variant else ""
-    mask, multicast = ("mask", "true") if variant == "multicast" else ("0", "false")
+    told = [w for w in ("multicast", "hint") if w in variant]
+    extra = "".join({"multicast": ", u16 mask", "hint": ", u64 policy"}[w] for w in told)
+    suffix = "".join({"multicast": ".multicast::cluster", "hint": ".L2::cache_hint"}[w] for w in told)
+    operand = "".join({"multicast": ', "h"(mask)', "hint": ', "l"(policy)'}[w] for w in told)
+    last = "".join(f", %{3 + rank + i}" for i in range(len(told)))
+    mask, multicast = ("mask", "true") if "multicast" in told else ("0", "false")
     return Helper(
         name,
         f"void {name}(u32 to, const emmy_tensormap* map, u32 bar, {parameters}{extra})",
         f"{_SECTION}.tensor: reports its bytes to mbarrier `bar`"
-        + ("; the same offsets in every block of the mask" if variant == "multicast" else ""),
+        + ("; the same offsets in every block of the mask" if "multicast" in told else ""),
         asm(
             f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{suffix} "
             f"[%0], [%1, {{{numbered(3, rank)}}}], [%2]{last};",
@@ -84,6 +85,7 @@ def _wait(read: bool) -> Helper:
 
 HELPERS: tuple[Helper, ...] = (
     *(_load(rank, variant) for rank in (2, 3, 4) for variant in ("", "multicast", "hint")),
+    _load(2, "multicast_hint"),
     *(_store(rank) for rank in (2, 3, 4)),
     _policy("evict_first"),
     _policy("evict_last"),

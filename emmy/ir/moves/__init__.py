@@ -5,6 +5,7 @@ from emmy.ir.moves.base import MOVES, OPEN, Move, Open, Site
 from emmy.ir.moves.commute import Commute
 from emmy.ir.moves.cut import Cut
 from emmy.ir.moves.fuse import Fuse
+from emmy.ir.moves.hint import Hint
 from emmy.ir.moves.online import Online
 from emmy.ir.moves.operand import Operand
 from emmy.ir.moves.pdl import Pdl
@@ -19,7 +20,7 @@ from emmy.ir.moves.swap import Swap
 from emmy.ir.moves.unroll import Unroll
 
 __all__ = [
-    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Move", "Online", "Open", "Operand", "Pdl",
+    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Hint", "Move", "Online", "Open", "Operand", "Pdl",
     "Persist", "PingPong", "Pipeline", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock",
     "Swap", "Unroll",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from emmy.ir.gpu import GROUP, by_groups, ring_bytes, warps
+from emmy.ir.gpu import GROUP, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import for_one
 from emmy.ir.moves.stage import contracted
@@ -129,7 +129,8 @@ class Persist(Move):
         for la in plan.launches:
             t = la.tile
             tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
-            workers = tuple(n for n in (target.n_sms, 2 * target.n_sms) if 0 < n < tiles)
+            together = cluster_size(plan, t.nest)
+            workers = tuple(n for n in (target.n_sms, 2 * target.n_sms) if 0 < n < tiles and n % together == 0)
             if t.roles and workers and cls(la.name, None, workers[0]).refuse(plan, target) is None:
                 yield Site(cls(la.name, None, OPEN), (("workers", workers),), mandatory=for_one(plan, la, target))
 
@@ -140,8 +141,11 @@ class Persist(Move):
         la = plan.launch(self.launch)
         if la.tile.order.kind != "static":
             return f"{self.launch} is {la.tile.order.kind} already, with {la.tile.order.workers} workers"
-        if any(x.level == "cluster" for x in la.tile.nest):
+        if sharing_blocks(plan, la.tile) > 1:
             return f"blocks of {self.launch} form clusters, which exchange sums of one tile: they do not walk tiles"
+        together = cluster_size(plan, la.tile.nest)
+        if isinstance(self.workers, int) and self.workers % together:
+            return f"{self.workers} workers are not whole clusters of {together} blocks, which walk tiles together"
         if la.tile.n_block_loops == 0 or target.is_cpu:
             return f"{self.launch} has {la.tile.n_block_loops} loops over blocks on {target.name}: nothing to walk persistently"
         if isinstance(self.workers, int) and self.workers < 1:
@@ -185,6 +189,8 @@ class PingPong(Move):
             return f"ping-pong needs 2 consumer warpgroups, got {consumer.agents if consumer else 0}"
         if t.order.kind != "persistent":
             return f"tiles of {self.launch} are {t.order.kind}: persist first"
+        if cluster_size(plan, t.nest) > 1:
+            return f"{cluster_size(plan, t.nest)} blocks fill the rings of {self.launch} together: consumers share tiles there"
         if any(x.level == "warpgroup" for x in t.nest):
             return f"{consumer.agents} warpgroups already share one tile"
         after = self.rewrite(plan, target).launch(self.launch).tile

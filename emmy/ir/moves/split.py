@@ -37,7 +37,8 @@ class Split(Move):
                C[m,n] sum= ...                   C[m,n] sum= ...
 
     With a work (k0.S/split(...)) the loop belongs to that work alone. Loops over blocks come first, and only over axes
-    that no work of the launch folds (splitk does that). Those of a cluster share a folded axis: they exchange their sums.
+    that no work of the launch folds (splitk does that). Those of a cluster share a folded axis and exchange their sums, or
+    make neighbouring pieces of an own one: then what they read alike is brought to all of them by the copy engine.
     """
 
     axis: str
@@ -116,19 +117,32 @@ class Split(Move):
                 )
             if la.tile.channels:
                 return f"{self.level} loops come first, {self.launch} already has {len(la.tile.channels)} staged values"
-            if self.level == "cluster":
-                return self._refuse_cluster(plan, la)
             folding = [
                 w.stage for w in la.tile.works if not w.combine and self.axis in plan.program.stage(w.stage).folded
             ]
-            if folding:
+            if self.level == "cluster" and (reason := self._refuse_cluster(plan, la, bool(folding))):
+                return reason
+            if folding and self.level != "cluster":
                 return f"blocks cannot share {self.axis}, which {folding[0]} folds: splitk({folding[0]},parts) leaves partial states"
         loop = Loop(self.axis, self.level, 1)
         return refuse_loops(plan, replace(la, tile=replace(la.tile, nest=(*la.tile.nest, loop))))
 
-    def _refuse_cluster(self, plan: Plan, la: Launch) -> str | None:
-        """Why blocks of a cluster cannot share the axis: they fold it, and what follows is made of the sum, element by element."""
+    def _refuse_cluster(self, plan: Plan, la: Launch, folding: bool) -> str | None:
+        """Why blocks of a cluster cannot share the axis.
+
+        They fold it, and what follows is made of the sum, element by element; or they cut up the piece of a block.
+        """
         p = plan.program
+        already = next((x for x in la.tile.nest if x.level == "cluster"), None)
+        if already:
+            return f"blocks of {self.launch} form clusters over {already.axis} already: over one axis only"
+        if not folding:
+            around = any(x.axis == self.axis and x.level == "grid" for x in la.tile.nest)
+            return (
+                None
+                if around
+                else f"a cluster over {self.axis} cuts up the piece of a block: split({self.axis},grid,...) first"
+            )
         first, *others = (p.stage(w.stage) for w in la.tile.works)
         if la.tile.works[0].combine or self.axis not in first.folded or len(first.axes) != 2:
             return f"blocks of a cluster share an axis that {first.out} folds into a matrix, {self.axis} is none"

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import SIDE, TRANSFER_BYTES, by_groups, exchange_bytes, multiple, ring_bytes, transfer_bytes
+from emmy.ir.gpu import (
+    SIDE,
+    TRANSFER_BYTES,
+    by_groups,
+    cluster_size,
+    exchange_bytes,
+    multiple,
+    ring_bytes,
+    sharing_blocks,
+    transfer_bytes,
+)
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import for_one, loops_are_due
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
@@ -78,9 +88,11 @@ class Stage(Move):
                 continue
             first = next(iter(la.tile.channels), None)
             found = {}
+            # Warpgroups' instructions read what the copy engine wrote without a fence between, and only it brings a block's
+            # fill to its neighbours.
+            together = cluster_size(plan, la.tile.nest) > sharing_blocks(plan, la.tile)
             groups = by_groups(la.tile.nest) or for_one(plan, la, target)
-            # Their instructions read what the copy engine wrote without a fence between.
-            for transport in ("tma",) if groups else ("tma", "cp_async", "ldg"):
+            for transport in ("tma",) if together or groups else ("tma", "cp_async", "ldg"):
                 tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
                 depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
                 if depths and (first is None or first.transport == transport):

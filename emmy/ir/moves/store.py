@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, transfer_bytes
+from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, sharing_blocks, transfer_bytes
 from emmy.ir.moves.base import Move, Site, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.program import swapped
@@ -57,7 +57,7 @@ class StoreBlock(Move):
             return f"{self.launch} stores {', '.join(leaving) or 'partial sums only'}, not {self.value}"
         if self.transport != "tma" or not target.can("tma"):
             return f"{target.name} cannot store by {self.transport}; tma, on sm_90 and sm_120, can"
-        if any(x.level == "cluster" for x in la.tile.nest):
+        if sharing_blocks(plan, la.tile) > 1:
             return f"blocks of a cluster share out the elements of {self.value}: no warp has rows of it"
         turned = next((s for w in la.tile.works if swapped(s := plan.program.stage(w.stage))), None)
         if turned is not None:
