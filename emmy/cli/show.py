@@ -50,8 +50,10 @@ def run(args: Namespace, screen: Screen) -> int:
         from emmy import api
 
         subjects = (api.subject(args.op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home),)
+    failed = False
     for s in subjects:
         shown = levels.describe(s, wanted)
+        failed |= len(shown) == 1 and shown[0].missing
         if s.origin == "predicted":  # said even where stdout holds a text and nothing else
             screen.say(f"note: {s.title} on {s.target.name}: {s.note}")
         if args.dump:
@@ -72,12 +74,15 @@ def run(args: Namespace, screen: Screen) -> int:
                     "missing": level.missing,
                 },
             )
-    return 0
+    return int(failed)
 
 
 def _print(s: Subject, shown: tuple[Level, ...], screen: Screen) -> None:
-    if len(shown) == 1 and not shown[0].missing:  # for a pipe: the text and nothing else
-        screen.show(shown[0].text)
+    if len(shown) == 1:  # for a pipe: the text and nothing else
+        if shown[0].missing:
+            screen.say(f"{s.title} on {s.target.name}: {shown[0].name} is {shown[0].text}")
+        else:
+            screen.show(shown[0].text)
         return
     screen.show(paint(f"{s.title} on {s.target.name}", "bold", screen.colour) + (f": {s.note}" if s.note else ""))
     for level in shown:

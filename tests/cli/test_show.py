@@ -116,3 +116,8 @@ def test_the_python_call_returns_the_same_levels() -> None:
     levels = package.show(OP, SCHEDULE, gpu="cpu-portable", levels=("loop", "tile"))
     assert [level.name for level in levels] == ["loop", "tile"]
     assert SCHEDULE in levels[1].text
+
+
+def test_one_level_that_cannot_be_made_is_a_failure_and_no_text(emmy: Emmy) -> None:
+    said = emmy("show", "matmul:256x256x256:f16", "", "--gpu", "rtx4090", "--ir", "source")
+    assert said.code == 1 and not said.out and "C has no atom" in said.err
