@@ -115,6 +115,10 @@ class Copier:
         aligned = transfer_bytes(w.plan, w.nest, self.ring.value)
         granule = max(4, aligned)  # threads that wrote halves of one word would write over each other
         loads = granule // aligned
+        if s.columns * self.item < granule:
+            raise w.cannot(
+                f"{self.ring.value}: a row of its block has {s.columns * self.item} bytes, a thread copies {granule}"
+            )
         if self.ring.channel.transport == "cp_async" and loads > 1:
             size = f"rows of {self.pitch * self.item} bytes allow {aligned}"
             raise w.cannot(f"{self.ring.value}: cp_async moves 4, 8 or 16 bytes, {size}: stage it by ldg")

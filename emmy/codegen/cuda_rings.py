@@ -172,7 +172,8 @@ class Rings:
         if self._has("cp_async"):
             out.append(Do(f"emmy_cp_async_wait<{pending}>"))
         for value, ahead in self.loaded.items():
-            if self.w.rings[value].channel.at in self.loops:  # after the loop nothing is left to land
+            ring = self.w.rings[value]
+            if ring.channel.at in self.loops or self._place(ring, 0) is None:  # after a loop nothing is left to land
                 out += self.copiers[value].land(ahead)
         self.loaded.clear()
         return tuple(out)

@@ -207,7 +207,7 @@ def _touched(body: tuple[Stmt, ...]) -> set[str]:
 def _threads(w: Walk) -> int:
     """Threads that make a tile together: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
     t, p = w.launch.tile, w.plan.program
-    if t.channels or any(x.level in AGENTS for x in t.nest):
+    if t.channels or any(k.atoms for k in t.works) or any(x.level in AGENTS for x in t.nest):
         return WARP * tile_warps(w.plan, t)
     most = max(prod(w.scope[a].size for a in p.stage(k.stage).axes) for k in t.works)
     return min(_ELEMENTWISE_THREADS, WARP * -(-most // (4 * WARP)))

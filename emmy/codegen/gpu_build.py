@@ -49,7 +49,7 @@ def build(unit: SourceUnit, target: Target) -> GpuLibrary:
     data = gpu_plan(unit.plan, kernels, cubin.data)
     digest = hashlib.sha256(data).hexdigest()
     path = cache_dir() / "plans" / digest[:2] / f"{digest}.plan"
-    if not path.exists():
+    if not path.exists() or path.stat().st_size != len(data):
         with appearing(path) as new:
             new.write_bytes(data)
     return GpuLibrary(path, facts(kernels, cubin))

@@ -165,13 +165,18 @@ def _fetch(nvrtc: ModuleType, what: str, program: object) -> bytes:
 
 # ---------------------------------------------------------------- the cache: a line of JSON, then the cubin
 def _read(path: Path, arch: str) -> Cubin | None:
+    """The cubin kept there; None when there is none, or not what was written."""
     try:
         head, _, data = path.read_bytes().partition(b"\n")
-    except FileNotFoundError:
+        said = json.loads(head)
+    except (FileNotFoundError, ValueError):
         return None
-    return Cubin(data, arch, json.loads(head)["log"], 0.0)
+    if not isinstance(said, dict) or said.get("sha256") != hashlib.sha256(data).hexdigest():
+        return None
+    return Cubin(data, arch, str(said.get("log", "")), 0.0)
 
 
 def _write(path: Path, cubin: Cubin) -> None:
+    head = {"arch": cubin.arch, "log": cubin.log, "sha256": hashlib.sha256(cubin.data).hexdigest()}
     with appearing(path) as new:
-        new.write_bytes(json.dumps({"arch": cubin.arch, "log": cubin.log}).encode() + b"\n" + cubin.data)
+        new.write_bytes(json.dumps(head).encode() + b"\n" + cubin.data)

@@ -124,6 +124,21 @@ def _read(line: str) -> Prediction | None:
         or raw.keys() != {f.name for f in fields(Prediction)} | {"v"}
     ):
         return None
+    numbers = ("predicted_us", "low_us", "high_us", "confidence", "roof_us")
+    texts = (
+        "op",
+        "target",
+        "schedule",
+        "source_digest",
+        "basis",
+        "model",
+        "model_target",
+        "checked",
+        "emmy_version",
+        "time_utc",
+    )
+    if not all(isinstance(raw[k], str) for k in texts) or not all(isinstance(raw[k], int | float) for k in numbers):
+        return None
     return Prediction(**{k: v for k, v in raw.items() if k != "v"})
 
 

@@ -103,23 +103,29 @@ class BindAtom(Move):
             return f"{w.stage} has no contraction {self.inner} inside its monoid"
         if any(a.stage == s.out for a in w.atoms):
             return f"{s.out} has the atom {next(str(a) for a in w.atoms if a.stage == s.out)} already"
-        if kind.direct:
-            reason = refuse_direct(plan, la, s, mnk_axes(s), self.n)
-        elif sharers(plan, la.tile.nest, s) > 1:
-            reason = f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
-        else:
-            reason = None
-        reason = _refuse_body(kind, s, plan) or _refuse_swapped(kind, s, target) or reason
+        reason = _refuse_body(kind, s, plan) or _refuse_swapped(kind, s, target)
+        reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
 
+    def _refuse_agents(self, plan: Plan, target: Target, la: Launch, s: Stage, kind: AtomKind) -> str | None:
+        """Why those who share the launch's work cannot execute the atom."""
+        if not target.is_cpu and kind.unit != _unit(la):
+            return f"{self.launch} divides its work among {_unit(la)}s, {self.atom} is made by a {kind.unit}"
+        if kind.direct:
+            return refuse_direct(plan, la, s, mnk_axes(s), self.n)
+        if sharers(plan, la.tile.nest, s) > 1:
+            return f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
+        return None
+
+    def _refuse_size(self, target: Target, kind: AtomKind) -> str | None:
+        """Why the atom has no such size, when it is chosen."""
+        m, n, k, width = (x if isinstance(x, int) else 0 for x in (self.m, self.n, self.k, self.width))
+        return kind.refuse(m, n, k, width, target) if not self.knobs else None
+
     def _refuse_shape(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage, kind: AtomKind) -> str | None:
-        shape = (self.m, self.n, self.k, self.width)
-        if not all(isinstance(x, int) for x in shape):
+        if self.knobs:
             return None
-        m, n, k, width = (x if isinstance(x, int) else 0 for x in shape)
-        reason = kind.refuse(m, n, k, width, target)
-        if reason:
-            return reason
+        m, n, k, _ = (x if isinstance(x, int) else 0 for x in (self.m, self.n, self.k, self.width))
         for axis, step, left in zip(mnk_axes(s), (m, n, k), _left(plan, la, w, s), strict=True):
             if not _fits(kind, step, left):
                 need = "a multiple is needed" if kind.exact else "at least half must be used"

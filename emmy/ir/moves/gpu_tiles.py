@@ -109,7 +109,7 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
     atom = "simt" if "f32" in dtypes else "mma"
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    grouped = for_warpgroups(plan, s, target)
+    grouped = for_warpgroups(plan, s, target) and _evenly(plan, la, s)
     if not _has(la, m, "grid"):
         least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
         staged = Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least))
@@ -181,6 +181,12 @@ def _crowded(plan: Plan, axis: str, target: Target) -> bool:
 def _alone(la: Launch, k: str) -> bool:
     """Whether blocks neither form clusters nor share the folded axis."""
     return not any(x.level == "cluster" or x.axis == k for x in la.tile.nest)
+
+
+def _evenly(plan: Plan, la: Launch, s: Stage) -> bool:
+    """Whether blocks that share a folded axis have as much of it each: a loop that may be empty makes ptxas serialise wgmma."""
+    blocks = la.tile.nest[: la.tile.n_block_loops]
+    return all(x.axis not in s.folded or plan.extent(blocks[:i], x.axis) % x.step == 0 for i, x in enumerate(blocks))
 
 
 def for_warpgroups(plan: Plan, s: Stage, target: Target) -> bool:
