@@ -1,0 +1,216 @@
+"""What a role computes while its steps are executed: values, sums and shares of sums, in float64. Knows no barriers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from emmy.codegen.executed_block import Cta, Env, Shares, blank, components, pieces
+from emmy.codegen.steps import RoleSteps
+from emmy.errors import PlanError, Race
+from emmy.ir import interpret
+from emmy.ir.expr import Block, Named
+from emmy.ir.gpu import sharers
+from emmy.ir.plan import Plan
+from emmy.ir.program import Stage
+
+
+@dataclass(slots=True)
+class Works(ABC):
+    """A role's values and open sums in a tile, and what its block's memory has of them."""
+
+    cta: Cta
+    role: RoleSteps
+    env: Env = field(default_factory=dict)
+    values: dict[str, Block] = field(default_factory=dict)
+    accs: dict[str, dict[str, Block]] = field(default_factory=dict)
+    side: dict[int, int] = field(default_factory=dict)  # loop over agents -> which one this is
+    shares: dict[str, dict[tuple[int, ...], dict[str, Block]]] = field(
+        default_factory=dict
+    )  # stage -> agent -> its sums
+    flying: dict[str, list[dict[str, int]]] = field(
+        default_factory=dict
+    )  # stage -> what pending works read: value -> fill
+    waited: bool = False  # for the launches before
+
+    @property
+    def plan(self) -> Plan:
+        return self.cta.outline.plan
+
+    @abstractmethod
+    def load(self, value: str) -> Block:
+        """What a work reads of a value, from its slot or from memory."""
+
+    def value(self, name: str) -> Block:
+        """A value without a channel: made in this tile, or in memory."""
+        if name in self.values:
+            return self.values[name]
+        if any(w.stage == name for w in self.cta.outline.launch.tile.works):
+            raise PlanError(f"{self.role.role.name} reads {name} before it is computed")
+        self.check_waited(f"reads {name}", name)
+        return self.cta.memory[name]
+
+    def check_waited(self, doing: str, value: str | None = None) -> None:
+        """Launches before an early one may still write what is not constant, and read what this one stores."""
+        constant = value is not None and self.plan.program.is_constant(value)
+        if self.cta.outline.launch.early and not self.waited and not constant:
+            raise Race(f"{self.role.role.name} {doing} before it has waited for the launches before")
+
+    def stage(self, name: str) -> Stage:
+        return self.plan.program.stage(name)
+
+    def open(self, name: str) -> None:
+        s = self.stage(name)
+        assert s.monoid is not None
+        self.accs[name] = {
+            c: blank(c, axes, self.env, v) for (c, axes), v in zip(components(s), s.monoid.identity, strict=True)
+        }
+
+    def accumulators(self, name: str) -> dict[str, Block]:
+        if name not in self.accs:
+            raise PlanError(f"{self.role.role.name} folds or closes {name}, whose accumulators are not open")
+        return self.accs[name]
+
+    def compute(self, name: str) -> None:
+        s = self.stage(name)
+        if s.monoid is None:
+            self.values[name] = interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load))
+            return
+        for env in self.leaves(name):
+            new = interpret.lift(s, env, self.load)
+            self.fold(name, env, new)
+
+    def leaves(self, name: str) -> Iterator[Env]:
+        """The blocks that the work's own loops make of the block in scope; an atom runs through the last folded one."""
+        nest = self.cta.outline.launch.tile.work(name).nest
+        if nest and nest[-1].axis in self.stage(name).folded:
+            nest = nest[:-1]
+        blocks: list[Env] = [dict(self.env)]
+        for loop in nest:
+            blocks = [{**e, loop.axis: piece} for e in blocks for piece in pieces(e[loop.axis], loop.step)]
+        yield from blocks
+
+    def mine(self, name: str) -> dict[str, Block]:
+        """The accumulators that this agent folds into: its own where agents have shares of a folded axis."""
+        s, acc, nest = self.stage(name), self.accumulators(name), self.cta.outline.launch.tile.nest
+        agent = tuple(j for at, j in self.side.items() if nest[at].axis in s.folded)
+        if sharers(self.plan, nest, s) == 1:
+            return acc
+        assert s.monoid is not None
+        nothing = zip(acc.items(), s.monoid.identity, strict=True)
+        own = {c: Block(b.name, b.axes, b.lo, np.full_like(b.data, v)) for (c, b), v in nothing}
+        return self.shares.setdefault(name, {}).setdefault(agent, own)
+
+    def others(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Where in shared memory the agents have their place that fold the same elements as this one."""
+        s, nest = self.stage(name), self.cta.outline.launch.tile.nest
+        return name, tuple(j for at, j in self.side.items() if nest[at].axis not in s.folded)
+
+    def share(self, name: str) -> None:
+        cluster = self.cta.cluster
+        self.finished(name)
+        if cluster.size > 1:
+            parts = self.shares.pop(name, None) or {(): self.accumulators(name)}
+            cluster.sums[name, self.cta.rank] = (cluster.meeting, tuple(parts[agent] for agent in sorted(parts)))
+            return
+        at = self.others(name)
+        if at in self.cta.shares and self.cta.shares[at].read:
+            raise Race(f"{self.role.role.name} shares {name} anew before all have gathered the last tile's")
+        if name not in self.shares:  # one agent's sums are all
+            self.shares[name] = {(): self.accumulators(name)}
+            self.open(name)
+        parts = self.shares.pop(name)
+        self.cta.shares[at] = Shares(parts)
+
+    def gather(self, name: str) -> None:
+        if self.cta.cluster.size > 1:
+            self.take(name)
+            return
+        shares = self.cta.shares.get(self.others(name))
+        if shares is None or not shares.visible:
+            raise Race(f"{self.role.role.name} gathers {name} before all agents have met")
+        shares.read = True
+        for agent in sorted(shares.of):
+            new = {c: Named(b.axes, b.data) for c, b in shares.of[agent].items()}
+            self.join(name, self.accumulators(name), self.env, new)
+
+    def take(self, name: str) -> None:
+        """The sums of all blocks of the cluster, for this block's part of the elements: from here on its piece of the axis."""
+        cluster, axis = self.cta.cluster, self.stage(name).axes[0]
+        lo, hi = self.env[axis]
+        part = -(-(hi - lo) // cluster.size)
+        first = min(hi, lo + self.cta.rank * part)
+        self.env[axis] = (first, min(hi, first + part))
+        self.open(name)
+        for rank in range(cluster.size):
+            meeting, parts = cluster.sums.get((name, rank), (cluster.meeting, ()))
+            if meeting == cluster.meeting:
+                raise Race(f"{self.role.role.name} takes {name} of block {rank} of its cluster before all have met")
+            if rank in cluster.gone:
+                raise Race(f"{self.role.role.name} takes {name} of block {rank} of its cluster, which has ended")
+            for sums in parts:
+                yielded = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in sums.items()}
+                self.join(name, self.accumulators(name), self.env, yielded)
+
+    def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
+        self.join(name, self.mine(name), env, new)
+
+    def join(self, name: str, acc: dict[str, Block], env: Env, new: Mapping[str, Named]) -> None:
+        s = self.stage(name)
+        assert s.monoid is not None
+        old = {c: Named(b.axes, b.data[b.window(env)]) for c, b in acc.items()}
+        for c, x in interpret.combine(s.monoid, old, dict(new)).items():
+            b = acc[c]
+            window = b.data[b.window(env)]
+            b.data[b.window(env)] = np.broadcast_to(x.to(b.axes), window.shape)
+
+    def fold_parts(self, name: str) -> None:
+        w = self.plan.workspace(name)
+        assert w is not None
+        self.check_waited(f"reads parts of {name}")
+        lo, hi = self.cta.whole[w.axis]
+        for part in range(-(-(hi - lo) // self.plan.part_step(w))):
+            blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in components(self.stage(name))}
+            new = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()}
+            self.join(name, self.accumulators(name), self.env, new)
+
+    def complete(self, name: str) -> dict[str, Block]:
+        """The accumulators of a stage, which are closed by this."""
+        if self.shares.get(name):
+            raise PlanError(
+                f"{self.role.role.name} closes {name}, of which {len(self.shares[name])} agents hold shares"
+            )
+        acc = self.accumulators(name)
+        self.finished(name)
+        del self.accs[name]
+        return acc
+
+    def close(self, name: str) -> None:
+        s, acc = self.stage(name), self.complete(name)
+        assert s.monoid is not None
+        done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
+        self.values[name] = interpret.whole(name, s.axes, self.env, done)
+
+    def store_state(self, name: str) -> None:
+        w, acc = self.plan.workspace(name), self.complete(name)
+        assert w is not None
+        part = self.env[w.axis][0] // self.plan.part_step(w)
+        for c, b in acc.items():
+            self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
+
+    def finished(self, name: str) -> None:
+        if self.flying.get(name):
+            raise Race(f"{name} is closed while {len(self.flying[name])} of its works are under way")
+
+    def put(self, memory: Block, block: Block) -> None:
+        """The block goes to its place in memory, which no other block may have written."""
+        self.check_waited(f"stores {block.name}")
+        at = tuple(slice(lo, lo + n) for lo, n in zip(block.lo, block.data.shape, strict=True))
+        if prod(block.data.shape) and not np.isnan(memory.data[at]).all():
+            where = ",".join(f"{a} {x.start}..{x.stop}" for a, x in zip(block.axes, at, strict=True))
+            raise PlanError(f"{block.name} is stored twice at {where}")
+        memory.data[at] = block.data
