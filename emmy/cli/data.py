@@ -81,7 +81,7 @@ def _stats(args: Namespace, dataset: Dataset, screen: Screen) -> int:
     with dataset.snapshot() as snapshot:
         stats = data_stats(snapshot, target=args.gpu)
     screen.say(
-        f"{stats.rows} rows in {dataset.home}"
+        f"{stats.rows} rows{' of all targets' if args.gpu else ''} in {dataset.home}"
         + (f", {stats.duplicate_rows} stored twice" if stats.duplicate_rows else "")
     )
     screen.rows("group", map(record_of, stats.groups))
@@ -98,6 +98,7 @@ def _best(b: Best) -> dict[str, object]:
     return {
         "op": b.row.op,
         "target": b.row.device.target,
+        "device": b.row.device.uuid_hash[:6],  # several cards of a kind each have their best
         "threads": b.row.protocol.threads,
         "time_us": b.time_us,
         "stock": b.row.baseline or None,
