@@ -60,7 +60,7 @@ class BindAtom(Move):
                 for inner in tuple(s.out for s in monoid.lift) or (None,):
                     unit = _unit(la)
                     kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
-                    kinds = (x for x in kinds if target.is_cpu or x.unit == unit)
+                    kinds = (x for x in kinds if target.is_cpu or (x.unit == unit and _pays(x, target)))
                     found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
                     if found.keys() & {"mma", "wgmma"}:
                         found.pop("simt", None)  # a matrix instruction does the same many times faster
@@ -166,6 +166,12 @@ def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
     if swapped(s):
         return s.axes[-1], s.axes[-2], s.folded[-1]
     return (s.axes[-2] if len(s.axes) > 1 else None), s.axes[-1], s.folded[-1]
+
+
+def _pays(kind: AtomKind, target: Target) -> bool:
+    """Whether an atom is worth its error: one that sums in f16 only where that is faster than summing in f32."""
+    f16, f32 = (target.peak_tflops.get(f"f16->{sums}", 0.0) for sums in ("f16", "f32"))
+    return kind.accumulate == "f32" or f16 > f32
 
 
 def _unit(la: Launch) -> str:
