@@ -9,7 +9,7 @@ the search space and the contract tests follow.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -119,6 +119,11 @@ def register(cls: type[Move]) -> type[Move]:
 
 
 # ---------------------------------------------------------------- small tools that moves share
+def legal_sites(moves: Iterable[Move], plan: Plan, target: Target) -> Iterator[Site]:
+    """A site for each of the moves that is not refused, for moves without a choice to leave open."""
+    return (Site(move) for move in moves if move.refuse(plan, target) is None)
+
+
 def put(plan: Plan, launch: Launch, tile: Tile) -> Plan:
     """The plan with a launch's tile replaced."""
     return plan.with_launch(replace(launch, tile=tile))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from emmy.ir.expr import Expr, Read, axes_of, factors, product
-from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.moves.rewrite import refuse_name, refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.program import SUM, Stage
@@ -29,10 +29,8 @@ class Commute(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for s in plan.program.stages:
-            move = cls(plan.launches[0].name, None, s.out)
-            if move.refuse(plan, target) is None:
-                yield Site(move)
+        first = plan.launches[0].name
+        return legal_sites((cls(first, None, s.out) for s in plan.program.stages), plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)

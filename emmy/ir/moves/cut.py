@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.plan import Launch, Plan, Tile
 from emmy.ir.target import Target
 
@@ -26,11 +26,8 @@ class Cut(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            for w in la.tile.works[1:]:
-                move = cls(la.name, None, w.stage)
-                if move.refuse(plan, target) is None:
-                    yield Site(move)
+        moves = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works[1:])
+        return legal_sites(moves, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)

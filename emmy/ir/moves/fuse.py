@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.expr import substitute
-from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.moves.rewrite import refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.target import Target
@@ -32,12 +32,9 @@ class Fuse(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        p = plan.program
-        for s in p.stages:
-            for t in p.stages:
-                move = cls(plan.launches[0].name, None, s.out, t.out)
-                if s.out in t.reads and move.refuse(plan, target) is None:
-                    yield Site(move)
+        first, stages = plan.launches[0].name, plan.program.stages
+        moves = (cls(first, None, s.out, t.out) for s in stages for t in stages if s.out in t.reads)
+        return legal_sites(moves, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from emmy.ir.moves.base import Move, Site, put, refuse_ahead, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, put, refuse_ahead, refuse_path, register
 from emmy.ir.plan import Channel, Launch, Plan
 from emmy.ir.target import Target
 
@@ -33,12 +33,13 @@ class Hint(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            for c in la.tile.channels:
-                move = cls(la.name, None, c.value, "evict_first")
-                once = plan.program.is_constant(c.value) and _reads(plan, la, c) == 1
-                if once and move.refuse(plan, target) is None:
-                    yield Site(move)
+        once = (
+            cls(la.name, None, c.value, "evict_first")
+            for la in plan.launches
+            for c in la.tile.channels
+            if plan.program.is_constant(c.value) and _reads(plan, la, c) == 1
+        )
+        return legal_sites(once, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.expr import Apply, Axis, Read, factors, parse, reads, substitute
-from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.moves.rewrite import refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.program import MAX, SUM, Monoid, Program, Reduce, Stage
@@ -31,11 +31,8 @@ class Online(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            for w in la.tile.works:
-                move = cls(la.name, None, w.stage)
-                if move.refuse(plan, target) is None:
-                    yield Site(move)
+        moves = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works)
+        return legal_sites(moves, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.plan import Plan
 from emmy.ir.target import Target
 
@@ -37,10 +37,7 @@ class Pdl(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            move = cls(la.name, None)
-            if move.refuse(plan, target) is None:
-                yield Site(move)
+        return legal_sites((cls(la.name, None) for la in plan.launches), plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import Move, Site, put_work, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, put_work, refuse_path, register
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
 from emmy.ir.target import Target
 
@@ -32,11 +32,8 @@ class Pipeline(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            for w in la.tile.works:
-                move = cls(la.name, w.stage)
-                if move.refuse(plan, target) is None:
-                    yield Site(move)
+        moves = (cls(la.name, w.stage) for la in plan.launches for w in la.tile.works)
+        return legal_sites(moves, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan, work="required")

@@ -8,7 +8,7 @@ from math import prod
 from typing import ClassVar
 
 from emmy.ir.gpu import GROUP, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, legal_sites, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import for_one
 from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Plan, Role
@@ -174,10 +174,7 @@ class PingPong(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            move = cls(la.name, None)
-            if move.refuse(plan, target) is None:
-                yield Site(move)
+        return legal_sites((cls(la.name, None) for la in plan.launches), plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)

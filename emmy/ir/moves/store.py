@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, sharing_blocks, transfer_bytes
-from emmy.ir.moves.base import Move, Site, put, refuse_path, register
+from emmy.ir.moves.base import Move, Site, legal_sites, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.program import swapped
 from emmy.ir.target import Target
@@ -37,11 +37,8 @@ class StoreBlock(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
-            for w in la.tile.works:
-                move = cls(la.name, None, w.stage, "tma")
-                if move.refuse(plan, target) is None:
-                    yield Site(move)
+        moves = (cls(la.name, None, w.stage, "tma") for la in plan.launches for w in la.tile.works)
+        return legal_sites(moves, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
