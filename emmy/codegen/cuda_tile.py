@@ -25,6 +25,7 @@ from emmy.codegen.kernel import (
     Whole,
     below,
     both,
+    evaluated,
     least,
     over,
     plus,
@@ -44,7 +45,6 @@ from emmy.codegen.kernel_gpu import (
     Ref,
     Stmt,
     counter,
-    evaluated,
     walk,
 )
 from emmy.codegen.steps import (

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from emmy.codegen.build import SourceUnit
 from emmy.codegen.cpu import buffers
 from emmy.codegen.emulator import EmuStats, TensorMap, emulate
-from emmy.codegen.kernel_gpu import GpuKernel, evaluated
+from emmy.codegen.kernel import evaluated
+from emmy.codegen.kernel_gpu import GpuKernel
 from emmy.codegen.kernel_gpu import TensorMap as Map
 from emmy.errors import PlanError
 from emmy.ir.dtype import encode

@@ -7,6 +7,7 @@ statement, and `emmy.codegen.kernel_run` executes it on tiny shapes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -328,6 +329,34 @@ def when(cond: Whole, then: tuple[Stmt, ...], other: tuple[Stmt, ...] = ()) -> t
     if isinstance(cond, Int):
         return then if cond.value else other
     return (If(cond, then, other),) if then or other else ()
+
+
+# ---------------------------------------------------------------- value
+_INT: dict[str, Callable[[int, int], int]] = {
+    "+": int.__add__,
+    "-": int.__sub__,
+    "*": int.__mul__,
+    "/": int.__floordiv__,
+    "%": int.__mod__,
+    "min": min,
+    "max": max,
+    "<": lambda a, b: int(a < b),
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+    "&&": lambda a, b: int(bool(a) and bool(b)),
+    "||": lambda a, b: int(bool(a) or bool(b)),
+}
+
+
+def evaluated(x: Whole, names: Mapping[str, int]) -> int:
+    """The number that an expression is, given a number for each of its names."""
+    match x:
+        case Int(v):
+            return v
+        case IntVar(name):
+            return names[name]
+        case IntOp(fn, a, b):
+            return _INT[fn](evaluated(a, names), evaluated(b, names))
 
 
 # ---------------------------------------------------------------- printer

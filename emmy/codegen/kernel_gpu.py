@@ -7,9 +7,9 @@ shared memory, addressed in bytes. Whatever is not arithmetic is `Do`: a helper 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
 from emmy.codegen.kernel import (
     Buffer,
@@ -178,30 +178,6 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
             yield from walk(s.body)
         elif isinstance(s, If):
             yield from walk(s.then)
-
-
-def evaluated(x: Whole, names: Mapping[str, int]) -> int:
-    """The number that an expression of sizes is, given each size."""
-    match x:
-        case Int(v):
-            return v
-        case IntVar(name):
-            return names[name]
-        case IntOp(fn, a, b):
-            return _MEANING[fn](evaluated(a, names), evaluated(b, names))
-        case _:
-            assert_never(x)
-
-
-_MEANING: dict[str, Callable[[int, int], int]] = {
-    "+": int.__add__,
-    "-": int.__sub__,
-    "*": int.__mul__,
-    "/": int.__floordiv__,
-    "%": int.__mod__,
-    "min": min,
-    "max": max,
-}
 
 
 # ---------------------------------------------------------------- small makers

@@ -18,9 +18,6 @@ from emmy.codegen.kernel import (
     Call,
     For,
     If,
-    Int,
-    IntOp,
-    IntVar,
     Kernel,
     LaneSum,
     Let,
@@ -37,6 +34,7 @@ from emmy.codegen.kernel import (
     Var,
     View,
     Whole,
+    evaluated,
     show_int,
 )
 from emmy.errors import PlanError
@@ -45,21 +43,6 @@ from emmy.ir.expr import FUNCTIONS
 
 F32 = NDArray[np.float32]
 Storage = NDArray[np.generic]
-
-_INT: dict[str, Callable[[int, int], int]] = {
-    "+": int.__add__,
-    "-": int.__sub__,
-    "*": int.__mul__,
-    "/": int.__floordiv__,
-    "%": int.__mod__,
-    "min": min,
-    "max": max,
-    "<": lambda a, b: int(a < b),
-    "==": lambda a, b: int(a == b),
-    "!=": lambda a, b: int(a != b),
-    "&&": lambda a, b: int(bool(a) and bool(b)),
-    "||": lambda a, b: int(bool(a) or bool(b)),
-}
 
 
 @dataclass(slots=True)
@@ -108,8 +91,8 @@ def run(
     ints = {f"len_{name}": n for name, n in (syms or {}).items()}
     memory = {b.name: _buffer(b, inputs, ints) for b in kernels[0].buffers}
     for k in kernels:
-        for block in order(_int(k.blocks, ints)):
-            scratch = {s.name: _Memory.empty(s.name, "f32", _int(s.elements, ints)) for s in k.scratch}
+        for block in order(evaluated(k.blocks, ints)):
+            scratch = {s.name: _Memory.empty(s.name, "f32", evaluated(s.elements, ints)) for s in k.scratch}
             views = {name: (m, 0) for name, m in {**memory, **scratch}.items()}
             _Run(f"{k.name} block {block}", {**ints, "block": block}, views).body(k.body)
     for b in kernels[0].buffers:
@@ -119,23 +102,13 @@ def run(
 
 
 def _buffer(b: Buffer, inputs: Mapping[str, Storage], ints: Mapping[str, int]) -> _Memory:
-    n = _int(b.elements, ints)
+    n = evaluated(b.elements, ints)
     if b.role != "input":
         return _Memory.empty(b.name, b.dtype, n)
     data = inputs[b.name].reshape(-1)
     if len(data) != n:
         raise PlanError(f"input {b.name} has {len(data)} elements, the kernel reads {n}")
     return _Memory(b.name, b.dtype, data, np.ones(n, bool), read_only=True)
-
-
-def _int(x: Whole, ints: Mapping[str, int]) -> int:
-    match x:
-        case Int(v):
-            return v
-        case IntVar(name):
-            return ints[name]
-        case IntOp(fn, a, b):
-            return _INT[fn](_int(a, ints), _int(b, ints))
 
 
 @dataclass(slots=True)
@@ -154,7 +127,7 @@ class _Run:
     def stmt(self, s: Stmt) -> None:
         match s:
             case LetInt(name, whole):
-                self.ints[name] = _int(whole, self.ints)
+                self.ints[name] = self.whole(whole)
             case Let(name, x) | Set(name, x):
                 if isinstance(s, Set) and self.numbers[name].shape != (x.lanes,):
                     raise PlanError(
@@ -163,28 +136,31 @@ class _Run:
                 self.numbers[name] = self.number(x)
             case View(name, of, at):
                 memory, offset = self.views[of]
-                self.views[name] = (memory, offset + _int(at, self.ints))
+                self.views[name] = (memory, offset + self.whole(at))
             case Store(view, at, x, count):
-                lanes = np.arange(x.lanes if count is None else min(x.lanes, _int(count, self.ints)))
+                lanes = np.arange(x.lanes if count is None else min(x.lanes, self.whole(count)))
                 memory, offset = self.views[view]
                 memory.store(
-                    offset + _int(at, self.ints) + lanes, self.number(x)[lanes], f"{self.where}: {view}[{show_int(at)}]"
+                    offset + self.whole(at) + lanes, self.number(x)[lanes], f"{self.where}: {view}[{show_int(at)}]"
                 )
             case Transpose():
                 self.transpose(s)
             case For(var, lo, hi, step, body):
-                for i in range(_int(lo, self.ints), _int(hi, self.ints), step):
+                for i in range(self.whole(lo), self.whole(hi), step):
                     self.ints[var] = i
                     self.body(body)
             case If(cond, then, other):
-                self.body(then if _int(cond, self.ints) else other)
+                self.body(then if self.whole(cond) else other)
+
+    def whole(self, x: Whole) -> int:
+        return evaluated(x, self.ints)
 
     def transpose(self, s: Transpose) -> None:
         (to, to_offset), (of, of_offset) = self.views[s.to], self.views[s.of]
         lanes = np.arange(s.lanes)
         for j in range(s.lanes):
-            column = of.load(of_offset + _int(s.of_at, self.ints) + lanes * _int(s.of_pitch, self.ints) + j, self.where)
-            to.store(to_offset + _int(s.to_at, self.ints) + j * _int(s.to_pitch, self.ints) + lanes, column, self.where)
+            column = of.load(of_offset + self.whole(s.of_at) + lanes * self.whole(s.of_pitch) + j, self.where)
+            to.store(to_offset + self.whole(s.to_at) + j * self.whole(s.to_pitch) + lanes, column, self.where)
 
     def number(self, x: Number) -> F32:
         match x:
@@ -197,7 +173,7 @@ class _Run:
             case Splat(a, lanes):
                 return np.repeat(self.number(a), lanes)
             case Ramp(start, lanes):
-                return (_int(start, self.ints) + np.arange(lanes)).astype(np.float32)
+                return (self.whole(start) + np.arange(lanes)).astype(np.float32)
             case LaneSum(a):
                 return np.array([self.number(a).sum()], np.float32)
             case Call(fn, args):
@@ -210,8 +186,8 @@ class _Run:
 
     def load(self, x: Load) -> F32:
         memory, offset = self.views[x.view]
-        n = x.lanes if x.count is None else min(x.lanes, _int(x.count, self.ints))
-        at = offset + _int(x.at, self.ints) + np.arange(n) * _int(x.stride, self.ints)
+        n = x.lanes if x.count is None else min(x.lanes, self.whole(x.count))
+        at = offset + self.whole(x.at) + np.arange(n) * self.whole(x.stride)
         out = np.zeros(x.lanes, np.float32)
         out[:n] = memory.load(at, f"{self.where}: {x.view}[{show_int(x.at)}]")
         return out

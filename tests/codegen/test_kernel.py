@@ -15,7 +15,6 @@ from emmy.codegen.kernel import (
     For,
     If,
     Int,
-    IntOp,
     IntVar,
     Kernel,
     Load,
@@ -25,6 +24,7 @@ from emmy.codegen.kernel import (
     both,
     differ,
     either,
+    evaluated,
     least,
     minus,
     over,
@@ -54,13 +54,7 @@ WHOLES = st.recursive(
 
 
 def value(x: Whole) -> int:
-    match x:
-        case Int(v):
-            return v
-        case IntVar(name):
-            return NAMES[name]
-        case IntOp(fn, a, b):
-            return kernel_run._INT[fn](value(a), value(b))
+    return evaluated(x, NAMES)
 
 
 @settings(max_examples=200, deadline=None)
