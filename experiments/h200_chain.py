@@ -6,7 +6,7 @@ A layer is q, o, gate_up and down of one model without what stands between them,
 with weights of its own, are one CUDA graph, so that weights come from memory as they do in a model. Each way has its graph; they
 are replayed in turns, each after an idle gap and one replay that is not timed. Schedules are the stored winners of `emmy tune`
 (the default where none is stored), among the rows that ship and those of WORK/home, where h200_matmul.py leaves what it
-measured; and the same with `pdl()` on every launch. Beside the chain, each projection alone, over all
+measured; and the same with `pdl()`, then `pdl(end)`, on every launch. Beside the chain, each projection alone, over all
 layers' weights. One JSON line a width M: medians and ranges over rounds in microseconds of a layer (or of one projection), and
 ratios of torch's time to Emmy's, round by round.
 
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from emmy.ir.plan import Trigger
     from emmy.runtime.launcher import LoadedPlan
 
 GPU = "h200"
@@ -38,7 +39,7 @@ WIDTHS = (1, 8, 32, 64)
 LAYERS = 8
 # name -> (N, K); each takes as many elements of what the one before it left as it needs
 PROJECTIONS = {"q": (4096, 3840), "o": (3840, 4096), "gate_up": (30720, 3840), "down": (3840, 15360)}
-WAYS = ("torch", "emmy", "pdl")
+WAYS = ("torch", "emmy", "pdl", "pdl_end")
 ROUNDS, REPLAYS, IDLE_S = (
     7,
     3,
@@ -85,7 +86,10 @@ def build(chosen: Chosen, way: str) -> Path:
     from emmy.ir.target import load_target
 
     target = load_target(GPU)
-    schedule = api.with_pdl(chosen.op, chosen.schedule, gpu=GPU) if way == "pdl" else chosen.schedule
+    triggers: dict[str, Trigger] = {"pdl": "start", "pdl_end": "end"}
+    schedule = chosen.schedule
+    if way in triggers:
+        schedule = api.with_pdl(chosen.op, schedule, gpu=GPU, trigger=triggers[way])
     return gpu_build.build(source(parse_op(chosen.op), schedule, target), target).path
 
 
@@ -222,8 +226,8 @@ def compare(
         for way in order:
             rounds[way].append(time_us(graphs[way], stream) / parts)
     out = {f"{way}_us": spread(t) for way, t in rounds.items()}
-    for name, over, under in (("emmy", "torch", "emmy"), ("pdl", "torch", "pdl"), ("pdl_to_emmy", "emmy", "pdl")):
-        out[f"{name}_ratio"] = spread([a / b for a, b in zip(rounds[over], rounds[under], strict=True)])
+    for way in (x for x in rounds if x != "torch"):
+        out[f"{way}_ratio"] = spread([a / b for a, b in zip(rounds["torch"], rounds[way], strict=True)])
     return out
 
 
@@ -301,8 +305,9 @@ def check(
             stream.synchronize()
             found = chain.errors(weights)
             errors[way] = {x: max(e, found[x]) for x, e in errors[way].items()}
-        pairs = zip(chains["emmy"].outputs, chains["pdl"].outputs, strict=True)
-        same = same and all(torch.equal(a[x], b[x]) for a, b in pairs for x in PROJECTIONS)
+        for early in ("pdl", "pdl_end"):
+            pairs = zip(chains["emmy"].outputs, chains[early].outputs, strict=True)
+            same = same and all(torch.equal(a[x], b[x]) for a, b in pairs for x in PROJECTIONS)
     return errors, same
 
 
@@ -311,7 +316,7 @@ def shown(record: Mapping[str, object]) -> str:
     layer = record["layer"]
     assert isinstance(layer, dict)
     us = ", ".join(f"{way} {layer[f'{way}_us']['median']:.1f}" for way in WAYS)
-    ratios = f"emmy x{layer['emmy_ratio']['median']:.3f}, pdl x{layer['pdl_ratio']['median']:.3f}"
+    ratios = ", ".join(f"{way} x{layer[f'{way}_ratio']['median']:.3f}" for way in WAYS[1:])
     return f"M={record['m']}: us a layer: {us}; {ratios}; right: {record['right']}"
 
 

@@ -24,10 +24,10 @@ Rules, each from the facts of a channel:
   then, and before they end: others may still arrive at theirs.
 - ping-pong: a turn token for each dealt role, held from its first wait for a fill of the tile to its last: between those
   no other role waits, so no parity is more than one lap old.
-- early launches: constants share no barrier with what is not. Fills of constants that stand before the first access of
-  anything else come first, then the wait for the launches before, then all the rest; every role waits. The next launch
-  may begin at once: its blocks find room only when all of this one's have begun (PTX ISA:
-  griddepcontrol.launch_dependents), so they cannot take it from them.
+- early launches: fills of constants that stand before the first access of anything else begin first, then comes the wait
+  for the launches before, then all the rest; every role waits. Where a barrier counts the bytes of a constant and of
+  what is not, it expects all of them when the constant's are fetched. The next launch may begin at once: its blocks find
+  room only when all of this one's have begun (PTX ISA: griddepcontrol.launch_dependents), so they cannot take it from them.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -84,8 +84,7 @@ def joints(plan: Plan, launch: Launch) -> tuple[Joint, ...]:
             w.stage for w in launch.tile.works if not w.combine and c.value in plan.program.stage(w.stage).reads
         )
         if c.transport == "tma":
-            ahead = launch.early and plan.program.is_constant(c.value)  # filled while others cannot be
-            found.setdefault((c.at, c.depth, c.src, c.dst, readers, ahead), []).append(c)
+            found.setdefault((c.at, c.depth, c.src, c.dst, readers), []).append(c)
     return tuple(tuple(cs) for cs in found.values())
 
 
@@ -308,16 +307,36 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
         begin -= 1
     while end < len(steps) and _fills(steps[end], every):
         end += 1
-    constants = tuple(joint for joint in every if plan.program.is_constant(joint[0].value))
-    ahead = tuple(s for s in steps[begin:end] if _fills_one(s, constants))
+    constants = {c.value for c in launch.tile.channels if plan.program.is_constant(c.value)}
+    ahead = tuple(s for s in steps[begin:end] if _begins(s, every, constants))
     held = tuple(s for s in steps[begin:end] if s not in ahead)
     rest = steps[end:]
     if rest and isinstance(ring := rest[0], For) and launch.tile.order.kind == "static":
-        peeled = tuple(j for j in constants if j[0].at == ring.at and not j[0].self_fed and j[0].src == sync.role.name)
-        ahead += tuple(s for joint in peeled for i in range(joint[0].depth) for s in _fill(joint, i)[1:])
-        rest = (For(ring.at, ring.loop, _without_first(ring.body, peeled)), *rest[1:])
+        mine = (j for j in sync.joints if j[0].at == ring.at and not j[0].self_fed and j[0].src == sync.role.name)
+        peeled = tuple(j for j in mine if any(c.value in constants for c in j))
+        fills = (s for joint in peeled for i in range(joint[0].depth) for s in _fill(joint, i)[1:])
+        ahead += tuple(s for s in fills if _begins(s, peeled, constants))
+        rest = (For(ring.at, ring.loop, _without_first(ring.body, peeled, constants)), *rest[1:])
     loads = _preloaded(plan, launch, steps[at]) if at < len(steps) else ()
-    return (LetNext(), *steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
+    behind = (*steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
+    return _with_trigger(launch, sync.role, behind)
+
+
+def _with_trigger(launch: Launch, role: Role, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The next launch may begin: at the start, or behind the last fetch, which where roles differ a producer makes."""
+    if launch.trigger == "start":
+        return (LetNext(), *steps)
+    if role.works and any(not r.works for r in launch.tile.roles):
+        return steps
+    last = next((i for i, s in enumerate(steps) if _computes(s)), None)
+    if last is None:
+        last = next((i for i, s in enumerate(steps) if isinstance(s, Store)), len(steps)) - 1
+    return (*steps[: last + 1], LetNext(), *steps[last + 1 :])
+
+
+def _computes(s: Step) -> bool:
+    """Whether a step folds operands, or walks them."""
+    return any(map(_computes, s.body)) if isinstance(s, For) else isinstance(s, Compute)
 
 
 def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:
@@ -348,18 +367,34 @@ def _fills_one(s: Step, joints: tuple[Joint, ...]) -> bool:
             return False
 
 
-def _without_first(body: tuple[Step, ...], peeled: tuple[Joint, ...]) -> tuple[Step, ...]:
-    """A producer's loop whose first `depth` fills of each of these were made before it."""
+def _begins(s: Step, joints: tuple[Joint, ...], constants: set[str]) -> bool:
+    """Whether a step belongs to a fill of constants: copies of theirs, and what stands around copies of their joint.
+
+    The barrier then expects the bytes of all its channels; those of others are brought later.
+    """
+    if isinstance(s, Copy):
+        return s.value in constants
+    return _fills_one(s, tuple(joint for joint in joints if any(c.value in constants for c in joint)))
+
+
+def _without_first(body: tuple[Step, ...], peeled: tuple[Joint, ...], constants: set[str]) -> tuple[Step, ...]:
+    """A producer's loop whose first `depth` fills of constants of each of these were begun before it.
+
+    What is left of these fills comes behind that, so that the barrier hears how many bytes to expect before any come.
+    """
     out: list[Step] = []
     for s in body:
         joint = next((joint for joint in peeled if _fills_one(s, (joint,))), None)
-        last = out[-1] if out else None
-        if joint is None:
+        if joint is None or not _begins(s, peeled, constants):
             out.append(s)
-        elif isinstance(last, From) and last.value == joint[0].value:
-            out[-1] = From(last.value, last.fill, (*last.body, s))
-        else:
-            out.append(From(joint[0].value, joint[0].depth, (s,)))
+            continue
+        at = next((i for i, x in enumerate(out) if isinstance(x, From) and x.value == joint[0].value), None)
+        if at is None:
+            at = next((i for i, x in enumerate(out) if _fills_one(x, (joint,))), len(out))
+            out.insert(at, From(joint[0].value, joint[0].depth, ()))
+        begun = out[at]
+        assert isinstance(begun, From)
+        out[at] = From(begun.value, begun.fill, (*begun.body, s))
     return tuple(out)
 
 

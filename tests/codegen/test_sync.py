@@ -188,6 +188,11 @@ PLANS |= {
         "h200",
         f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl()",
     ),
+    "early producer, late trigger": (
+        PROJECTION,
+        "h200",
+        f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,3) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl(end)",
+    ),
     "early ping-pong": (SMALL, "h200", f"{PLANS['pingpong'][2]} k0/pdl()"),
     "early swapped": (
         SMALL,
@@ -522,16 +527,12 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
 # Damage that changes nothing, and why. Anything else must be noticed.
 HARMLESS = {
     # The producer waits for empty_A first, and both rings are released together once both were read.
-    ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     ("a wait dropped", "ping-pong filled once a tile", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # K and V are given back together once both were read, and the producer waits for K's slot first.
     ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
-    # Constants of an early launch have barriers of their own; their slots are given back together with A's.
-    ("a wait dropped", "early swapped", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
-    ("a wait dropped", "early ping-pong", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
     # A cluster makes one tile: the first fill of a slot waits for nobody, and what is given back last is not filled again.
     ("a wait dropped", "clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),
     (
