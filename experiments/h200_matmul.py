@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emmy import api
+from emmy import api, config
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.exchange import export_shard
 from emmy.ir.target import load_target
@@ -46,6 +46,8 @@ log = logging.getLogger("experiment")
 LAST_S = 25.0  # kept for closing journals, loading them, the shard and the archive
 RACE_S = 8.0  # kept for an op's race
 LEAST_SEARCH_S = 10.0
+# Searches side by side, each with a thread a core for its small matrices, hold each other and the compilers up by minutes.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LOSES_WORKER = ("did not come back", "the device gave up", "ended the worker", "SIG")  # how such rows' messages begin
 
 # Projections of one model at decode, mixed and prefill widths: (M, N, K); both weight layouts occur in the catalogue.
@@ -256,7 +258,7 @@ class Collection:
                 [sys.executable, __file__, "--search", op, "--target", a.target, "--work", str(home), "--out", "-",
                  "--trials", str(a.trials), "--random", str(a.random), "--seconds", f"{seconds:.1f}", "--seed", str(a.seed),
                  "--strategy", a.strategy, "--model", a.model],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=config.child_env(**ONE_THREAD),
             )  # fmt: skip
             self.children.add(child)
             assert child.stdin is not None and child.stdout is not None

@@ -79,7 +79,7 @@ from emmy.codegen.steps import (
     WaitGroup,
 )
 from emmy.codegen.steps import For as ForStep
-from emmy.ir.gpu import AGENTS, WARP, registers_at_launch, tile_warps, trips
+from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, registers_at_launch, tile_warps, trips
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
@@ -128,7 +128,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         *(s for stmts in played for s in stmts),
         *last,
     )
-    used = _touched(body)
+    used, early = _touched(body), outline.launch.early
     return GpuKernel(
         outline.launch.name,
         tuple(w.maps),
@@ -137,11 +137,23 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         blocks,
         threads,
         blocks_together(w),
-        w.smem_bytes,
+        max(w.smem_bytes, _even_share(blocks, target)) if early else w.smem_bytes,
         body,
         cluster=w.cluster,
-        early=outline.launch.early,
+        early=early,
     )
+
+
+def _even_share(blocks: Whole, target: Target) -> int:
+    """Shared memory, in bytes, of which a multiprocessor has no more than each needs to hold its part of the blocks.
+
+    Blocks of an early launch come while others still fill multiprocessors unevenly. If more of them fitted one, they would
+    crowd where there is room, and the rest would idle (measured on an H200: 78 us instead of 57).
+    """
+    if not isinstance(blocks, Int) or blocks.value > target.n_sms * target.max_blocks_sm:
+        return 0
+    each = target.smem_sm_bytes // -(-blocks.value // target.n_sms) - RESERVED_BYTES
+    return min(each // 128 * 128, target.smem_block_bytes)
 
 
 def _leader(role: Role, rings: Rings) -> Whole:

@@ -32,6 +32,7 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import (
     GROUP,
+    RESERVED_BYTES,
     TRANSFER_BYTES,
     WARP,
     brought,
@@ -50,7 +51,6 @@ from emmy.ir.plan import Atom, Channel, Launch, Plan, Work
 from emmy.ir.program import upper
 from emmy.ir.target import Target
 
-_RESERVED_BYTES = 1024  # of shared memory a block, from sm_80 on (CUDA C++ Programming Guide: Shared Memory)
 _MMA_K = 16
 
 # Nominal figures of the cards since 2020; they only place the corners of a bound that a model corrects.
@@ -87,7 +87,7 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     rings = sum(ring_bytes(plan, tile, c) for c in tile.channels)
     direct = atom.name == "direct"
     sums = straight.shared_bytes(plan, launch, work, atom) if direct else exchange_bytes(plan, tile)
-    smem = rings + placed + sums + _RESERVED_BYTES
+    smem = rings + placed + sums + RESERVED_BYTES
     # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time; roles deal again.
     each = min(target.max_regs_thread + 1, -(-registers // 8) * 8)
     by_registers = GROUP * (target.regs_sm // GROUP // (each * WARP)) // n_warps

@@ -15,6 +15,7 @@ from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
 from emmy.ir.program import Dim, Stage, Sym, swapped
 from emmy.ir.target import Target
 
+RESERVED_BYTES = 1024  # of shared memory a block, from sm_80 on (CUDA C++ Programming Guide: Shared Memory)
 WARP = 32  # threads
 GROUP = 4  # warps of a warpgroup (PTX ISA: wgmma.mma_async)
 _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
