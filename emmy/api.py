@@ -24,9 +24,7 @@ from emmy.costmodel.train import Progress, TrainedModel, train
 from emmy.errors import DataBusy, DataError, NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
-from emmy.ir.moves.pdl import Pdl
 from emmy.ir.ops import Op, parse_op
-from emmy.ir.plan import Trigger
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
@@ -242,19 +240,16 @@ def show(
     return describe(subject(op, schedule, gpu=gpu, threads=threads, home=home), levels)
 
 
-def with_pdl(op: Op | str, schedule: str, *, gpu: str, trigger: Trigger = "start") -> str:
+def with_pdl(op: Op | str, schedule: str, *, gpu: str) -> str:
     """The schedule with every launch made early (`emmy.ir.moves.pdl`), for plans that are launched in a chain.
 
-    trigger: when blocks say that the next launch may begin; those that are resident always say it at their start
 
     Between its plans a chain may hold anything, as long as no launch in it writes an input that the op calls constant.
     Raises IllegalMove where launches cannot begin early, or one does already.
     """
     target = load_target(gpu)
     launches = replay(as_op(op).program(), schedule, target).launches
-    triggers = (trigger if la.tile.order.kind == "static" else "start" for la in launches)
-    early = (Pdl(la.name, None, t) for la, t in zip(launches, triggers, strict=True))
-    out = " ".join((schedule, *map(str, early)))
+    out = " ".join((schedule, *(f"{la.name}/pdl()" for la in launches)))
     replay(as_op(op).program(), out, target)
     return out
 

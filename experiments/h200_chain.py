@@ -4,11 +4,11 @@
 
 A layer is q, o, gate_up and down of one model without what stands between them, each fed by the one before; eight layers, each
 with weights of its own, are one CUDA graph, so that weights come from memory as they do in a model. Each way has its graph; they
-are replayed in turns, each after an idle gap and one replay that is not timed. Schedules are the stored winners of `emmy tune`
-(the default where none is stored), among the rows that ship and those of WORK/home, where h200_matmul.py leaves what it
-measured; and the same with `pdl()`, then `pdl(end)`, on every launch. Beside the chain, each projection alone, over all
-layers' weights. One JSON line a width M: medians and ranges over rounds in microseconds of a layer (or of one projection), and
-ratios of torch's time to Emmy's, round by round.
+are replayed in turns, each after an idle gap and one replay that is not timed. Schedules are the stored winners of
+`emmy tune` (the default where none is stored), among the rows that ship and those of WORK/home, where h200_matmul.py
+leaves what it measured; the same with `pdl()` on every launch; and picked: with it on those that it makes faster
+alone. Beside the chain, each projection alone, over all layers' weights. One JSON line a width M: medians and ranges
+over rounds in microseconds of a layer (or of one projection), and ratios of torch's time to Emmy's, round by round.
 
 All outputs are poisoned before they are checked: each must be the product of what the same way computed before it, and exactly
 the same with and without `pdl()`. Exit code 4 when one is not.
@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from emmy.ir.plan import Trigger
     from emmy.runtime.launcher import LoadedPlan
 
 GPU = "h200"
@@ -39,7 +38,8 @@ WIDTHS = (1, 8, 32, 64)
 LAYERS = 8
 # name -> (N, K); each takes as many elements of what the one before it left as it needs
 PROJECTIONS = {"q": (4096, 3840), "o": (3840, 4096), "gate_up": (30720, 3840), "down": (3840, 15360)}
-WAYS = ("torch", "emmy", "pdl", "pdl_end")
+BUILT = ("emmy", "pdl")
+WAYS = ("torch", *BUILT, "picked")
 ROUNDS, REPLAYS, IDLE_S = (
     7,
     3,
@@ -86,10 +86,7 @@ def build(chosen: Chosen, way: str) -> Path:
     from emmy.ir.target import load_target
 
     target = load_target(GPU)
-    triggers: dict[str, Trigger] = {"pdl": "start", "pdl_end": "end"}
-    schedule = chosen.schedule
-    if way in triggers:
-        schedule = api.with_pdl(chosen.op, schedule, gpu=GPU, trigger=triggers[way])
+    schedule = api.with_pdl(chosen.op, chosen.schedule, gpu=GPU) if way == "pdl" else chosen.schedule
     return gpu_build.build(source(parse_op(chosen.op), schedule, target), target).path
 
 
@@ -243,8 +240,7 @@ def loaded(chosen: Mapping[str, Chosen]) -> Iterator[dict[str, dict[str, LoadedP
     with ExitStack() as open_plans:
         yield {
             way: {x: open_plans.enter_context(LoadedPlan(build(c, way), "cuda")) for x, c in chosen.items()}
-            for way in WAYS
-            if way != "torch"
+            for way in BUILT
         }
 
 
@@ -259,27 +255,32 @@ def measure(m: int, weights: Weights, stream: torch.cuda.Stream, home: Path) -> 
         chains = {way: Chain(m, way, first) for way in WAYS}
         for chain in chains.values():
             chain.allocate()
-        calls = {way: launches(chain, chosen, plans.get(way, {}), weights, stream) for way, chain in chains.items()}
+        calls = {way: launches(chains[way], chosen, plans.get(way, {}), weights, stream) for way in ("torch", *BUILT)}
         torch.cuda.synchronize()  # weights must be there: an early launch does not wait for what writes them
+        alone = {
+            name: compare(
+                {way: [layer[name] for layer in c] * ALONE for way, c in calls.items()}, LAYERS * ALONE, stream
+            )
+            for name in PROJECTIONS
+        }
+        faster = {x: min(BUILT, key=lambda way: alone[x][f"{way}_us"]["median"]) for x in PROJECTIONS}
+        picked = {x: plans[way][x] for x, way in faster.items()}
+        calls["picked"] = launches(chains["picked"], chosen, picked, weights, stream)
         whole = {way: [call for layer in c for call in layer.values()] for way, c in calls.items()}
         errors, same = check(chains, whole, weights, stream)
         record: dict[str, object] = {
-            "v": 1,
+            "v": 2,
             "m": m,
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "layers": LAYERS,
             "chosen": {x: {"op": c.op, "schedule": c.schedule, "stored": c.stored} for x, c in chosen.items()},
+            "early": [x for x, way in faster.items() if way == "pdl"],
             "relative_l2": errors,
             "pdl_is_the_same": same,
             "right": same and all(e <= ALLOWED for way in errors.values() for e in way.values()),
             "layer": compare(whole, LAYERS, stream),
-        }
-        record["projections"] = {
-            name: compare(
-                {way: [layer[name] for layer in c] * ALONE for way, c in calls.items()}, LAYERS * ALONE, stream
-            )
-            for name in PROJECTIONS
+            "projections": alone,
         }
         stream.synchronize()
     return record
@@ -305,7 +306,7 @@ def check(
             stream.synchronize()
             found = chain.errors(weights)
             errors[way] = {x: max(e, found[x]) for x, e in errors[way].items()}
-        for early in ("pdl", "pdl_end"):
+        for early in ("pdl", "picked"):
             pairs = zip(chains["emmy"].outputs, chains[early].outputs, strict=True)
             same = same and all(torch.equal(a[x], b[x]) for a, b in pairs for x in PROJECTIONS)
     return errors, same

@@ -318,25 +318,7 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
         ahead += tuple(s for s in fills if _begins(s, peeled, constants))
         rest = (For(ring.at, ring.loop, _without_first(ring.body, peeled, constants)), *rest[1:])
     loads = _preloaded(plan, launch, steps[at]) if at < len(steps) else ()
-    behind = (*steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
-    return _with_trigger(launch, sync.role, behind)
-
-
-def _with_trigger(launch: Launch, role: Role, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The next launch may begin: at the start, or behind the last fetch, which where roles differ a producer makes."""
-    if launch.trigger == "start":
-        return (LetNext(), *steps)
-    if role.works and any(not r.works for r in launch.tile.roles):
-        return steps
-    last = next((i for i, s in enumerate(steps) if _computes(s)), None)
-    if last is None:
-        last = next((i for i, s in enumerate(steps) if isinstance(s, Store)), len(steps)) - 1
-    return (*steps[: last + 1], LetNext(), *steps[last + 1 :])
-
-
-def _computes(s: Step) -> bool:
-    """Whether a step folds operands, or walks them."""
-    return any(map(_computes, s.body)) if isinstance(s, For) else isinstance(s, Compute)
+    return (LetNext(), *steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
 
 
 def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:

@@ -15,7 +15,6 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.program import Dim, Program, Stage, upper
 
 Level = str  # a level of the target: grid, warpgroup, warp, lane, reg, serial; on a CPU core, serial, reg
-Trigger = Literal["start", "end"]
 Space = Literal["smem", "dsmem", "reg", "pack"]
 # Loops whose iterations are blocks of the launch; they stand first in the nest. Those of a cluster see each other's memory.
 BLOCK_LEVELS = ("grid", "core", "cluster")
@@ -154,16 +153,12 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`early`: it may begin before the launches before it in the stream have ended, of this plan or of others.
-
-    trigger: when each block of an early launch says that the next may begin: at its start, or with its operands fetched
-    """
+    """`early`: it may begin before the launches before it in the stream have ended, of this plan or of others."""
 
     name: str
     tile: Tile
     depends_on: tuple[str, ...] = ()
     early: bool = False
-    trigger: Trigger = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +400,7 @@ def _show_launch(plan: Plan, la: Launch) -> list[str]:
     order = "" if t.order.kind == "static" else f", {t.order.kind}({t.order.workers})"
     after = f", after {','.join(la.depends_on)}" if la.depends_on else ""
     raster = f", in groups of {t.order.group} along {t.nest[t.n_tile_loops - 2].axis}" if t.order.group > 1 else ""
-    early = f", early, trigger at its {la.trigger}" if la.early else ""
+    early = ", early" if la.early else ""
     note = f"  # {total} block{'s' * (total > 1)}{order}{raster}{after}{early}"
     out = [f"  {la.name}: {level} {head}".rstrip() + note]
     for r in t.roles:

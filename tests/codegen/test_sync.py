@@ -188,11 +188,6 @@ PLANS |= {
         "h200",
         f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl()",
     ),
-    "early producer, late trigger": (
-        PROJECTION,
-        "h200",
-        f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,3) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/pdl(end)",
-    ),
     "early ping-pong": (SMALL, "h200", f"{PLANS['pingpong'][2]} k0/pdl()"),
     "early swapped": (
         SMALL,

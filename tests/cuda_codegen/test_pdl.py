@@ -17,7 +17,6 @@ from emmy.codegen.kernel_gpu import GpuKernel
 from emmy.errors import EmuError, IllegalMove, UsageError
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import parse_op
-from emmy.ir.plan import Trigger
 from tests.cuda_codegen.emulated import unit
 
 TILE = "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,16)"
@@ -50,9 +49,9 @@ CASES = {
 }
 
 
-def early(name: str, trigger: Trigger = "start") -> SourceUnit:
+def early(name: str) -> SourceUnit:
     op, schedule = CASES[name]
-    return unit(op, api.with_pdl(op, schedule, gpu="h200", trigger=trigger), "h200")
+    return unit(op, api.with_pdl(op, schedule, gpu="h200"), "h200")
 
 
 def run(u: SourceUnit, name: str, order: int = 1) -> float:
@@ -69,16 +68,6 @@ def test_an_early_launch_is_right_and_touches_only_constants_before_it_has_waite
     assert all(isinstance(k, GpuKernel) and k.early for k in u.kernels)
     for order in range(0, len(SCHEDULES), 2):
         assert run(u, name, order) <= 1
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if "resident" not in name])
-def test_a_late_trigger_comes_once_a_block_behind_its_last_fetch(name: str):
-    u = early(name, "end")
-    for body in u.text[u.text.rindex("#endif") :].split("EMMY_KERNEL")[1:]:
-        at = body.index("emmy_pdl_launch();")
-        assert body.count("emmy_pdl_launch();") == 1
-        assert not re.search(r"emmy_(?:cp_async_b|tma_load|ldg_b)\w+\([^;]*\b[AB]_", body[at:])
-    assert run(u, name) <= 1
 
 
 FETCHES_AHEAD = (
@@ -184,7 +173,6 @@ def test_an_early_schedule_is_not_timed_alone(tmp_path: Path):
 def test_every_launch_of_a_schedule_is_made_early_once():
     op, schedule = CASES["split-K"]
     assert api.with_pdl(op, schedule, gpu="h200") == f"{schedule} k0/pdl() k1/pdl()"
-    assert api.with_pdl(op, schedule, gpu="h200", trigger="end") == f"{schedule} k0/pdl(end) k1/pdl(end)"
     with pytest.raises(IllegalMove, match="begins early already"):
         api.with_pdl(op, f"{schedule} k0/pdl()", gpu="h200")
     with pytest.raises(IllegalMove, match="rtx4090 starts a launch when those before it have ended"):
