@@ -14,7 +14,7 @@ from typing import ClassVar
 from emmy.codegen.cuda_cluster import Exchanged, exchanged
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
-from emmy.codegen.cuda_values import Spread, States
+from emmy.codegen.cuda_values import Folds, Spread
 from emmy.codegen.cuda_vector import load
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
@@ -26,7 +26,7 @@ from emmy.ir.program import Stage
 
 
 class Fold(ABC):
-    """A stage folded by the warps of a block, its sums in registers from `open` to `close`."""
+    """A stage, or several side by side, folded by the warps of a block, their sums in registers from `open` to `close`."""
 
     __slots__ = ()
     widest = 8  # elements that a thread finishes at once of sums that it gathers
@@ -45,8 +45,8 @@ class Fold(ABC):
         """Whatever makes the sums f32 numbers in registers."""
 
     @abstractmethod
-    def spread(self) -> tuple[Spread, Ref]:
-        """Where a thread's sums stand in the block, and the registers of one vector of them."""
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
+        """Where a thread's sums stand in the block, and the registers of one vector of those of each stage."""
 
     @abstractmethod
     def preload(self) -> tuple[Stmt, ...]:
@@ -57,31 +57,61 @@ class Fold(ABC):
         """The sums to shared memory."""
 
     @abstractmethod
-    def gathered(self) -> States:
-        """What makes a vector of complete sums from those that all warps shared."""
+    def gathered(self) -> Folds:
+        """What makes a vector of complete sums of each stage from those that all warps shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A stage C[m,n] = sum over k of A * B."""
+
+    stage: Stage
+    a: Ring
+    b: Ring
+    exchange: Exchanged | None  # with the other blocks of a cluster, or the other threads of this one
+
+    @property
+    def sums(self) -> str:
+        return f"{self.stage.out}_sums"
 
 
 @dataclass(slots=True)
 class Contraction(Fold):
-    """A stage C[m,n] = sum over k of A * B of one block, of which each warp has `mt` x `nt` atoms, `kt` of them along k."""
+    """Products side by side, mostly one, of one block, of which each warp has `mt` x `nt` atoms, `kt` of them along k.
+
+    An operand that several of them read is read once.
+    """
 
     w: Walk
-    stage: Stage
+    products: tuple[Product, ...]
     atom: Atom
-    a: Ring
-    b: Ring
     m: str
     n: str
     k: str
     mt: int
     nt: int
     kt: int
-    exchange: Exchanged | None  # with the other blocks of a cluster, or the other threads of this one
     any_major: ClassVar[bool] = False  # whether A may lie along its own axis
 
     @property
-    def sums(self) -> str:
-        return f"{self.stage.out}_sums"
+    def stage(self) -> Stage:
+        """That of the first product, which stands for all."""
+        return self.products[0].stage
+
+    @property
+    def a(self) -> Ring:
+        """The first product's first operand; all rings turn together."""
+        return self.products[0].a
+
+    @property
+    def firsts(self) -> tuple[Ring, ...]:
+        """First operands, each once."""
+        return tuple({p.a.value: p.a for p in self.products}.values())
+
+    @property
+    def seconds(self) -> tuple[Ring, ...]:
+        """Second operands, each once."""
+        return tuple({p.b.value: p.b for p in self.products}.values())
 
     def fetch(self, ahead: int) -> tuple[Stmt, ...]:
         """The first operands of the fill `ahead` to registers; `compute` then begins with the second."""
@@ -97,32 +127,44 @@ class Contraction(Fold):
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        return self.exchange is not None
+        return self.products[0].exchange is not None
 
     def preload(self) -> tuple[Stmt, ...]:
         raise self.w.cannot(f"{self.atom.name} reads operands of {self.stage.out} from shared memory")
 
     def share(self) -> tuple[Stmt, ...]:
-        if self.exchange is None:
-            raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {self.stage.out}")
-        return (*self.close(), *self.exchange.give(*self.spread()))
+        spread, sums = self.spread()
+        out = self.close()
+        for p in self.products:
+            if p.exchange is None:
+                raise self.w.cannot(f"{self.atom.name} has no code for warps that share the folding of {p.stage.out}")
+            out += p.exchange.give(spread, sums[p.stage.out])
+        return out
 
-    def gathered(self) -> States:
-        assert self.exchange is not None
-        return self.exchange.take()
+    def gathered(self) -> Folds:
+        return {p.stage.out: p.exchange.take() for p in self.products if p.exchange is not None}
 
-    def _now(self, ahead: int = 0) -> tuple[tuple[Stmt, ...], Whole, Whole]:
-        """(statements, first byte of A's slot of the fill `ahead`, of B's)."""
+    def _now(self, ahead: int = 0) -> tuple[tuple[Stmt, ...], Mapping[str, Whole]]:
+        """(statements, the first byte of each operand's slot of the fill `ahead`)."""
         out: list[Stmt] = []
-        at: list[Whole] = []
-        for ring in (self.a, self.b):
+        at: dict[str, Whole] = {}
+        for ring in (*self.firsts, *self.seconds):
             slot = ring.slot(ahead)
             if not isinstance(slot, Int):
                 name = self.w.fresh(f"{ring.value}_next" if ahead else f"{ring.value}_now")
                 out.append(LetInt(name, slot))
                 slot = IntVar(name)
-            at.append(slot)
-        return tuple(out), at[0], at[1]
+            at[ring.value] = slot
+        return tuple(out), at
+
+    def _cleared(self, count: int) -> tuple[Stmt, ...]:
+        """So many registers for the sums of each product, holding zeros."""
+        zero = Num(0.0)
+        clear = (
+            (Regs(p.sums, "f32", count), *unrolled("e", count, (Store(p.sums, IntVar("e"), zero),)))
+            for p in self.products
+        )
+        return tuple(s for stmts in clear for s in stmts)
 
     def spot(self, row: Whole, column: Whole) -> dict[str, Whole]:
         w = self.w
@@ -141,7 +183,7 @@ class Contraction(Fold):
         return unrolled("i", self.mt, unrolled("j", self.nt, body))
 
 
-def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, Ref]:
+def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, Mapping[str, Ref]]:
     """Sums as matrix instructions leave them: a lane has rows lane/4 and lane/4 + 8, columns 2 (lane mod 4) and the next.
 
     own: the thread's first row of an atom; step: rows from one atom to the next; nt: pieces of 8 columns of each.
@@ -152,7 +194,7 @@ def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, R
     at = plus(times(plus(times(i, Int(nt)), j), Int(4)), times(h, Int(2)))
     loops, corner = (("i", c.mt), ("h", 2)), c.spot(plus(own, times(i, Int(step))), Int(0))
     spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), corner)
-    return spread, Ref(c.sums, at)
+    return spread, {p.stage.out: Ref(p.sums, at) for p in c.products}
 
 
 class Mma(Contraction):
@@ -169,80 +211,83 @@ class Mma(Contraction):
         return min(2, self.kt)
 
     def open(self) -> tuple[Stmt, ...]:
-        count = self.mt * self.nt * 4
-        zero = (Store(self.sums, IntVar("e"), Num(0.0)),)
-        return (Regs(self.sums, "f32", count), *unrolled("e", count, zero), *self._operands())
+        return (*self._cleared(self.mt * self.nt * 4), *self._operands())
 
     def _operands(self) -> tuple[Stmt, ...]:
-        a, b = self.a.value, self.b.value
-        return Regs(f"{a}_frag", "b32", self._sets * self.mt * 4), Regs(f"{b}_frag", "b32", self._sets * self.nt * 2)
+        sizes = ((r, self.mt * 4) for r in self.firsts), ((r, self.nt * 2) for r in self.seconds)
+        return tuple(Regs(f"{r.value}_frag", "b32", self._sets * n) for side in sizes for r, n in side)
 
     def compute(self) -> tuple[Stmt, ...]:
-        lets, a_now, b_now = self._now()
+        lets, now = self._now()
         if self.ahead:
             kk = counter("kk", self.kt - 1)
-            body = (*self._load(plus(kk, Int(1)), a_now, b_now), *self._step(kk))
+            body = (*self._load(plus(kk, Int(1)), now), *self._step(kk))
             return (*lets, *unrolled("kk", self.kt - 1, body))
         kk = counter("kk", self.kt)
         more = plus(kk, Int(1))
-        second = only(below(more, Int(self.kt)), self._load(more, a_now, b_now)) if self.kt > 1 else ()
-        return (*lets, *self._load(Int(0), a_now, b_now), *unrolled("kk", self.kt, (*second, *self._step(kk))))
+        second = only(below(more, Int(self.kt)), self._load(more, now)) if self.kt > 1 else ()
+        return (*lets, *self._load(Int(0), now), *unrolled("kk", self.kt, (*second, *self._step(kk))))
 
     @property
     def ahead(self) -> bool:
         return self.w.launch.tile.work(self.stage.out).ahead
 
     def fetch(self, ahead: int) -> tuple[Stmt, ...]:
-        lets, a_at, b_at = self._now(ahead)
-        return (*lets, *self._load(Int(0), a_at, b_at))
+        lets, at = self._now(ahead)
+        return (*lets, *self._load(Int(0), at))
 
     def finish(self) -> tuple[Stmt, ...]:
         return self._step(Int(self.kt - 1))
 
     def _step(self, kk: Whole) -> tuple[Stmt, ...]:
         """Step kk of all atoms."""
-        return (*self._tiles((self._multiply(kk),)), *self._after(kk))
+        return (*self._tiles(tuple(self._multiply(p, kk) for p in self.products)), *self._after(kk))
 
     def _set(self, kk: Whole, size: int) -> Whole:
         return times(bits(kk, self._sets - 1), Int(size)) if self._sets > 1 else Int(0)
 
-    def _multiply(self, kk: Whole) -> Stmt:
+    def _multiply(self, p: Product, kk: Whole) -> Stmt:
         i, j = self._ij
-        a = Ref(f"{self.a.value}_frag", plus(self._set(kk, self.mt * 4), times(i, Int(4))))
-        b = Ref(f"{self.b.value}_frag", plus(self._set(kk, self.nt * 2), times(j, Int(2))))
-        return Do(f"emmy_mma_{self.acc}_{self.input}", (self._target(i, j), a, b))
+        a = Ref(f"{p.a.value}_frag", plus(self._set(kk, self.mt * 4), times(i, Int(4))))
+        b = Ref(f"{p.b.value}_frag", plus(self._set(kk, self.nt * 2), times(j, Int(2))))
+        return Do(f"emmy_mma_{self.acc}_{self.input}", (self._target(p, i, j), a, b))
 
-    def _target(self, i: Whole, j: Whole) -> Ref:
-        return Ref(self.sums, times(plus(times(i, Int(self.nt)), j), Int(4)))
+    def _target(self, p: Product, i: Whole, j: Whole) -> Ref:
+        return Ref(p.sums, times(plus(times(i, Int(self.nt)), j), Int(4)))
 
     def _after(self, kk: Whole) -> tuple[Stmt, ...]:
         return ()
 
-    def _load(self, kk: Whole, a_now: Whole, b_now: Whole) -> tuple[Stmt, ...]:
-        """Operands of step kk of the slot to the set of registers whose turn it is."""
-        i, w = counter("i", self.mt), self.w
-        lane, a, b = w.lane(), self.a.layout, self.b.layout
-        k = times(kk, Int(16))
-        a_lane = self._lane(self.a, self.m, bits(lane, 15), times(shifted(lane, 4), Int(8)))
-        a_at = plus(a.beyond(a_lane, times(i, Int(16)), k), a_now)
-        to = Ref(f"{self.a.value}_frag", plus(self._set(kk, self.mt * 4), times(i, Int(4))))
-        out = unrolled("i", self.mt, (Do("emmy_ldmatrix_x4", (to, Ref(SMEM, a_at))),))
-        along_k = self.b.columns == self.k
+    def _load(self, kk: Whole, now: Mapping[str, Whole]) -> tuple[Stmt, ...]:
+        """Operands of step kk of the slots to the set of registers whose turn it is."""
+        first = (s for r in self.firsts for s in self._load_first(r, kk, now[r.value]))
+        return (*first, *(s for r in self.seconds for s in self._load_second(r, kk, now[r.value])))
+
+    def _load_first(self, ring: Ring, kk: Whole, now: Whole) -> tuple[Stmt, ...]:
+        i, lane = counter("i", self.mt), self.w.lane()
+        own = self._lane(ring, self.m, bits(lane, 15), times(shifted(lane, 4), Int(8)))
+        at = plus(ring.layout.beyond(own, times(i, Int(16)), times(kk, Int(16))), now)
+        to = Ref(f"{ring.value}_frag", plus(self._set(kk, self.mt * 4), times(i, Int(4))))
+        return unrolled("i", self.mt, (Do("emmy_ldmatrix_x4", (to, Ref(SMEM, at))),))
+
+    def _load_second(self, ring: Ring, kk: Whole, now: Whole) -> tuple[Stmt, ...]:
+        lane, b, k = self.w.lane(), ring.layout, times(kk, Int(16))
+        along_k = ring.columns == self.k
         if along_k:
             row = plus(bits(lane, 7), times(shifted(lane, 4), Int(8)))
-            b_lane = self._lane(self.b, self.n, row, times(bits(shifted(lane, 3), 1), Int(8)))
+            own = self._lane(ring, self.n, row, times(bits(shifted(lane, 3), 1), Int(8)))
         else:
-            b_lane = self._lane(self.b, self.n, bits(lane, 15), times(shifted(lane, 4), Int(8)))
+            own = self._lane(ring, self.n, bits(lane, 15), times(shifted(lane, 4), Int(8)))
         trans = "" if along_k else "_trans"
 
         def matrices(j: Whole, count: int) -> Do:
             n = times(j, Int(8))
-            at = plus(b.beyond(b_lane, n, k) if along_k else b.beyond(b_lane, k, n), b_now)
-            to = Ref(f"{self.b.value}_frag", plus(self._set(kk, self.nt * 2), times(j, Int(2))))
+            at = plus(b.beyond(own, n, k) if along_k else b.beyond(own, k, n), now)
+            to = Ref(f"{ring.value}_frag", plus(self._set(kk, self.nt * 2), times(j, Int(2))))
             return Do(f"emmy_ldmatrix_x{2 * count}{trans}", (to, Ref(SMEM, at)))
 
         pairs = self.nt // 2
-        out += unrolled("j", pairs, (matrices(times(counter("j", pairs), Int(2)), 2),))
+        out = unrolled("j", pairs, (matrices(times(counter("j", pairs), Int(2)), 2),))
         return out + ((matrices(Int(self.nt - 1), 1),) if self.nt % 2 else ())
 
     def _lane(self, ring: Ring, own: str, row: Whole, column: Whole) -> Whole:
@@ -258,7 +303,7 @@ class Mma(Contraction):
     def close(self) -> tuple[Stmt, ...]:
         return ()
 
-    def spread(self) -> tuple[Spread, Ref]:
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
         return fragments(self, Int(0), 16, self.nt)
 
 
@@ -267,32 +312,37 @@ class F16Sums(Mma):
 
     acc = "f16"
 
-    @property
-    def half(self) -> str:
-        return f"{self.stage.out}_half"
-
     def open(self) -> tuple[Stmt, ...]:
-        count = self.mt * self.nt * 2
-        zero = (Store(self.half, IntVar("e"), Call("as_b32", (Num(0.0),))),)
-        return Regs(self.half, "b32", count), *unrolled("e", count, zero), *self._operands()
+        return (*self._halves(), *self._operands())
 
-    def _target(self, i: Whole, j: Whole) -> Ref:
-        return Ref(self.half, times(plus(times(i, Int(self.nt)), j), Int(2)))
+    def _halves(self) -> tuple[Stmt, ...]:
+        count, out = self.mt * self.nt * 2, list[Stmt]()
+        for p in self.products:
+            zero = Store(self._half(p), IntVar("e"), Call("as_b32", (Num(0.0),)))
+            out += (Regs(self._half(p), "b32", count), *unrolled("e", count, (zero,)))
+        return tuple(out)
+
+    def _half(self, p: Product) -> str:
+        return f"{p.stage.out}_half"
+
+    def _target(self, p: Product, i: Whole, j: Whole) -> Ref:
+        return Ref(self._half(p), times(plus(times(i, Int(self.nt)), j), Int(2)))
 
     def _promote(self) -> tuple[Stmt, ...]:
         """Sums in f16 join those in f32, and begin again."""
         i, j = self._ij
-        return self._tiles((Do("emmy_promote_f16", (super()._target(i, j), self._target(i, j))),))
+        join = (Do("emmy_promote_f16", (Mma._target(self, p, i, j), self._target(p, i, j))) for p in self.products)
+        return self._tiles(tuple(join))
 
     def close(self) -> tuple[Stmt, ...]:
-        return (*super().open()[:2], *self._promote())
+        return (*self._cleared(self.mt * self.nt * 4), *self._promote())
 
 
 class Hybrid(F16Sums):
     """f16 sums over `atom.k` elements, then promoted into f32 sums: nearly the rate of f16, an error that does not grow with K."""
 
     def open(self) -> tuple[Stmt, ...]:
-        return (*Mma.open(self)[:2], *super().open())
+        return (*self._cleared(self.mt * self.nt * 4), *super().open())
 
     def _after(self, kk: Whole) -> tuple[Stmt, ...]:
         steps = self.atom.k // 16
@@ -320,9 +370,7 @@ class Simt(Contraction):
         return self.atom.n // self._LANES_N
 
     def open(self) -> tuple[Stmt, ...]:
-        count = self.mt * self.nt * self.tm * self.tn
-        zero = (Store(self.sums, IntVar("e"), Num(0.0)),)
-        return Regs(self.sums, "f32", count), *unrolled("e", count, zero)
+        return self._cleared(self.mt * self.nt * self.tm * self.tn)
 
     def _lane_row(self) -> Whole:
         return times(over(self.w.lane(), Int(self._LANES_N)), Int(self.tm))
@@ -331,25 +379,32 @@ class Simt(Contraction):
         return times(bits(self.w.lane(), self._LANES_N - 1), Int(self.tn))
 
     def compute(self) -> tuple[Stmt, ...]:
-        lets, a_now, b_now = self._now()
+        lets, now = self._now()
         kk, k = IntVar("kk"), self.atom.k
-        a, b = f"{self.a.value}_frag", f"{self.b.value}_frag"
         rows, columns = self.mt * self.tm, self.nt * self.tn
-        load_a = self._load(self.a, self.m, a, rows, self.tm, self.atom.m, self._lane_row(), times(kk, Int(k)), a_now)
-        load_b = self._load(
-            self.b, self.n, b, columns, self.tn, self.atom.n, self._lane_column(), times(kk, Int(k)), b_now
+        regs, loads = list[Stmt](), list[Stmt]()
+        sides = (
+            (self.firsts, self.m, rows, self.tm, self.atom.m, self._lane_row()),
+            (self.seconds, self.n, columns, self.tn, self.atom.n, self._lane_column()),
         )
+        for rings, own, count, each, step, lane in sides:
+            for r in rings:
+                regs.append(Regs(f"{r.value}_frag", "f32", count * k))
+                loads += self._load(
+                    r, own, f"{r.value}_frag", count, each, step, lane, times(kk, Int(k)), now[r.value]
+                )
         i, j, q = counter("i", rows), counter("j", columns), IntVar("q")
         at = plus(times(i, Int(columns)), j)
-        product = Call(
-            "fma", (self._operand(a, i, q, rows, self.a), self._operand(b, j, q, columns, self.b), Load(self.sums, at))
-        )
-        fma = unrolled("q", k, unrolled("i", rows, unrolled("j", columns, (Store(self.sums, at, product),))))
-        regs = (Regs(a, "f32", rows * k), Regs(b, "f32", columns * k))
-        return (*lets, For(kk.name, Int(0), Int(self.kt), 1, (*regs, *load_a, *load_b, *fma), 2))
+        fma: list[Stmt] = []
+        for p in self.products:
+            a, b = self._operand(p.a, i, q, rows), self._operand(p.b, j, q, columns)
+            fma.append(Store(p.sums, at, Call("fma", (a, b, Load(p.sums, at)))))
+        body = unrolled("q", k, unrolled("i", rows, unrolled("j", columns, tuple(fma))))
+        return (*lets, For(kk.name, Int(0), Int(self.kt), 1, (*regs, *loads, *body), 2))
 
-    def _operand(self, regs: str, i: Whole, q: Whole, count: int, ring: Ring) -> Load:
+    def _operand(self, ring: Ring, i: Whole, q: Whole, count: int) -> Load:
         """Element i along the operand's own axis, q along k: vectors lie along the axis that is contiguous in memory."""
+        regs = f"{ring.value}_frag"
         if ring.columns == self.k:
             return Load(regs, plus(times(i, Int(self.atom.k)), q))
         return Load(regs, plus(times(q, Int(count)), i))
@@ -376,22 +431,21 @@ class Simt(Contraction):
     def close(self) -> tuple[Stmt, ...]:
         return ()
 
-    def spread(self) -> tuple[Spread, Ref]:
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
         (i, j), r = self._ij, counter("r", self.tm)
         row = plus(times(i, Int(self.atom.m)), self._lane_row(), r)
         column = plus(times(j, Int(self.atom.n)), self._lane_column())
         columns = self.nt * self.tn
         at = plus(times(plus(times(i, Int(self.tm)), r), Int(columns)), times(j, Int(self.tn)))
         loops = (("i", self.mt), ("r", self.tm))
-        return Spread(self.stage.axes, (("j", self.nt),), loops, self.spot(row, column), self.tn, Int(1)), Ref(
-            self.sums, at
-        )
+        spread = Spread(self.stage.axes, (("j", self.nt),), loops, self.spot(row, column), self.tn, Int(1))
+        return spread, {p.stage.out: Ref(p.sums, at) for p in self.products}
 
 
-def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> Contraction:
-    """The contraction a work's atom makes. Raises PlanError with the reason when no code is generated for it."""
-    p = w.plan.program
-    stage = p.stage(work.stage)
+def contraction(w: Walk, works: tuple[Work, ...], kinds: Mapping[str, type[Contraction]]) -> Contraction:
+    """What the atom of works side by side makes. Raises PlanError with the reason when no code is generated for it."""
+    stages = tuple(w.plan.program.stage(x.stage) for x in works)
+    work, stage = works[0], stages[0]
     atom = next((a for a in work.atoms if a.stage == stage.out), None)
     if atom is None or atom.name not in kinds:
         known = ", ".join(kinds)
@@ -399,19 +453,9 @@ def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> 
             f"{stage.out} has {f'the atom {atom.name}' if atom else 'no atom'}; a GPU makes contractions of {known}"
         )
     m, n, k = mnk_axes(stage)
-    reads = [f for f in factors(stage.body) if isinstance(f, Read)]
-    if m is None or len(reads) != 2:
-        raise w.cannot(f"{stage.out} is no product of two matrices")
-    rings = []
-    for own, r in zip((m, n), reads, strict=True):
-        ring = w.rings.get(r.value)
-        if ring is None:
-            raise w.cannot(f"{stage.out} reads {r.value}, which is not in shared memory: stage({r.value},...) first")
-        if {ring.rows, ring.columns} != {own, k}:
-            raise w.cannot(f"{r.value} has axes {ring.rows},{ring.columns}; {atom.name} reads {own},{k}")
-        rings.append(ring)
-    if not kinds[atom.name].any_major and rings[0].columns != k:
-        raise w.cannot(f"{atom.name} reads {reads[0].value} along {k}, it is contiguous along {rings[0].columns}")
+    if m is None or any(mnk_axes(s) != (m, n, k) for s in stages):
+        raise w.cannot(f"{', '.join(s.out for s in stages)} are no products of two matrices along the same axes")
+    products = tuple(_product(w, s, atom, kinds[atom.name].any_major) for s in stages)
     size = {
         a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", *AGENTS)), a)
         for a in (m, n, k)
@@ -423,4 +467,23 @@ def contraction(w: Walk, work: Work, kinds: Mapping[str, type[Contraction]]) -> 
     if steps[k] != atom.k and size[k] % atom.k:
         raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
     mt, nt, kt = (size[a] // steps[a] for a in (m, n, k))
-    return kinds[atom.name](w, stage, atom, rings[0], rings[1], m, n, k, mt, nt, kt, exchanged(w, stage))
+    return kinds[atom.name](w, products, atom, m, n, k, mt, nt, kt)
+
+
+def _product(w: Walk, stage: Stage, atom: Atom, any_major: bool) -> Product:
+    """A stage with its operands' rings."""
+    m, n, k = mnk_axes(stage)
+    reads = [f for f in factors(stage.body) if isinstance(f, Read)]
+    if len(reads) != 2:
+        raise w.cannot(f"{stage.out} is no product of two matrices")
+    rings = []
+    for own, r in zip((m, n), reads, strict=True):
+        ring = w.rings.get(r.value)
+        if ring is None:
+            raise w.cannot(f"{stage.out} reads {r.value}, which is not in shared memory: stage({r.value},...) first")
+        if {ring.rows, ring.columns} != {own, k}:
+            raise w.cannot(f"{r.value} has axes {ring.rows},{ring.columns}; {atom.name} reads {own},{k}")
+        rings.append(ring)
+    if not any_major and rings[0].columns != k:
+        raise w.cannot(f"{atom.name} reads {reads[0].value} along {k}, it is contiguous along {rings[0].columns}")
+    return Product(stage, rings[0], rings[1], exchanged(w, stage))

@@ -14,7 +14,7 @@ from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_values import Spread, States
 from emmy.codegen.kernel import Call, Int, Load, Num, Store, Whole, minus, plus, times
 from emmy.codegen.kernel_gpu import SMEM, Do, Ref, Regs, Stmt, counter, unrolled
-from emmy.ir.gpu import exchange_bytes, exchange_pitch
+from emmy.ir.gpu import exchange_pitch, exchanged_bytes
 from emmy.ir.program import Stage, swapped
 
 _WORDS = 4  # of the widest load
@@ -82,5 +82,5 @@ def exchanged(w: Walk, stage: Stage) -> Exchanged | None:
     """Places for the sums of a launch whose blocks share folds, or whose factors are swapped; else None."""
     if w.sharing == 1 and not swapped(stage):
         return None
-    base = w.allocate(exchange_bytes(w.plan, w.launch.tile))
+    base = w.allocate(exchanged_bytes(w.plan, w.launch.tile, stage))
     return Exchanged(w, stage, base, exchange_pitch(w.scope[stage.axes[-1]].size, swapped(stage)))

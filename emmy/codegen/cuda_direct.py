@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_atoms import Fold
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Walk
-from emmy.codegen.cuda_values import Spread, States
+from emmy.codegen.cuda_values import Folds, Spread, States
 from emmy.codegen.kernel import (
     Call,
     Int,
@@ -36,7 +37,7 @@ from emmy.codegen.kernel import (
     times,
 )
 from emmy.codegen.kernel_gpu import ROLLED, SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
-from emmy.ir.expr import Read, factors
+from emmy.ir.beside import operands
 from emmy.ir.gpu import sharers, thread_registers
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.moves.direct_tiles import ROWS, STEP, vector_bytes
@@ -49,13 +50,15 @@ _THREADS = 768  # of a multiprocessor: more add little to the loads under way
 
 @dataclass(slots=True)
 class Direct(Fold):
-    """C[m,n] = sum over k of A[m,k] * B of a warp's share: `steps` of 32 along k, `tiles` atoms of `atom.n` columns."""
+    """C[m,n] = sum over k of A[m,k] * B of a warp's share: `steps` of 32 along k, `tiles` atoms of `atom.n` columns.
+
+    products: (stage, its B); several side by side read one A
+    """
 
     w: Walk
-    stage: Stage
+    products: tuple[tuple[Stage, str], ...]
     atom: Atom
     a: str
-    b: str
     along_k: bool
     tiles: int
     steps: int
@@ -75,6 +78,11 @@ class Direct(Fold):
         return self.parts * self.w.sharing > 1
 
     @property
+    def stage(self) -> Stage:
+        """The first, which stands for all."""
+        return self.products[0][0]
+
+    @property
     def axes(self) -> tuple[str, str, str]:
         m, n, k = mnk_axes(self.stage)
         assert m is not None
@@ -91,14 +99,14 @@ class Direct(Fold):
         return 2 if self.along_k else _VECTOR
 
     @property
-    def products(self) -> int:
-        """Instructions along n of one atom: 16 columns each."""
+    def instructions(self) -> int:
+        """Along n of one atom: 16 columns each."""
         return self.atom.n // 16
 
     @property
     def chains(self) -> int:
         """Sums of one element that turns are taken with: an instruction need not wait for the one before."""
-        return 2 if self.tiles * self.products == 1 else 1
+        return 2 if self.tiles * self.instructions * len(self.products) == 1 else 1
 
     @property
     def words(self) -> int:
@@ -111,21 +119,24 @@ class Direct(Fold):
         return self.columns + (4 if self.along_k else 1)
 
     @property
-    def sums(self) -> str:
-        return f"{self.stage.out}_sums"
+    def share_bytes(self) -> int:
+        """Of the shares of one stage's sums."""
+        return 4 * self.parts * ROWS * self.pitch
+
+    def _sums(self, stage: Stage) -> str:
+        return f"{stage.out}_sums"
 
     def _group(self) -> Whole:
         return shifted(self.w.lane(), 2)
 
     # ------------------------------------------------------------ steps
     def open(self) -> tuple[Stmt, ...]:
-        count = self.chains * self.tiles * self.products * 4
-        zero = (Store(self.sums, IntVar("s"), Num(0.0)),)
-        operands = (
-            Regs(self._held(self.b), "b32", self.slots * self.words),
-            Regs(self._held(self.a), "b32", self.slots * 4),
-        )
-        return (Regs(self.sums, "f32", count), *unrolled("s", count, zero), *operands)
+        count, out = self.chains * self.tiles * self.instructions * 4, list[Stmt]()
+        for stage, _ in self.products:
+            zero = (Store(self._sums(stage), IntVar("s"), Num(0.0)),)
+            out += (Regs(self._sums(stage), "f32", count), *unrolled("s", count, zero))
+        operands = (Regs(self._held(b), "b32", self.slots * self.words) for _, b in self.products)
+        return (*out, *operands, Regs(self._held(self.a), "b32", self.slots * 4))
 
     def compute(self) -> tuple[Stmt, ...]:
         """A first fill of all slots; then every step is multiplied and its slot refilled, until no loads are left."""
@@ -152,9 +163,9 @@ class Direct(Fold):
     def close(self) -> tuple[Stmt, ...]:
         if self.chains == 1:
             return ()
-        s = IntVar("s")
-        both = Call("add", (Load(self.sums, s), Load(self.sums, plus(s, Int(4)))))
-        return unrolled("s", 4, (Store(self.sums, s, both),))
+        s, sums = IntVar("s"), self._sums(self.stage)
+        both = Call("add", (Load(sums, s), Load(sums, plus(s, Int(4)))))
+        return unrolled("s", 4, (Store(sums, s, both),))
 
     # ------------------------------------------------------------ operands
     def _held(self, value: str) -> str:
@@ -201,18 +212,18 @@ class Direct(Fold):
         lane = self._group() if self.along_k else times(self._group(), Int(self.vector))
         column = plus(w.scope[n].lo, w.warp_offset(n), lane)
         jumps = [(j, h) for j in range(self.tiles) for h in range(2 if self.along_k else 1)]
-        views: dict[tuple[int, int], tuple[str, Whole]] = {}
-        for j, h in jumps:
+        views: dict[tuple[str, int, int], tuple[str, Whole]] = {}
+        for b, (j, h) in product((b for _, b in self.products), jumps):
             jump = Int(self.atom.n * j + 8 * h)
-            if w.scope[n].full and views:
-                first = views[0, 0][0]
-                views[j, h] = first, times(jump, length) if self.along_k else jump
+            if w.scope[n].full and (b, 0, 0) in views:
+                first = views[b, 0, 0][0]
+                views[b, j, h] = first, times(jump, length) if self.along_k else jump
                 continue
             here = plus(column, jump)
             if not w.scope[n].full:
                 here = least(here, plus(w.scope[n].end, Int(-1 if self.along_k else -self.vector)))
             at = plus(times(here, length), start) if self.along_k else plus(times(start, width), here)
-            views[j, h] = view(self.b, at), Int(0)
+            views[b, j, h] = view(b, at), Int(0)
         return _Source(tuple(lets), a, views, ragged, length, width)
 
     def _moved(self, source: _Source, step: Whole) -> _Source:
@@ -233,15 +244,15 @@ class Direct(Fold):
         return w.scope[k].full and (at is None or w.plan.extent(w.nest[:at], k) % w.nest[at].step == 0)
 
     def _load_b(self, source: _Source, slot: Whole, step: Whole, plain: bool) -> tuple[Stmt, ...]:
-        held, size = self._held(self.b), self.vector // 2
-        helper = f"emmy_ldg_b{16 * self.vector}" + ("" if plain else self.w.how_to_load(self.b).removeprefix("ldg"))
-        along, out = source.along(step), list[Stmt]()
-        for j in range(self.tiles):
-            for i in range(self.loads):
-                view, jump = source.b[j, i if self.along_k else 0]
-                at = plus(along, jump) if self.along_k else plus(times(plus(along, Int(i)), source.width), jump)
-                to = plus(times(slot, Int(self.words)), Int((j * self.loads + i) * size))
-                out.append(Do(helper, (Ref(held, to), Ref(view, at))))
+        size, along, out = self.vector // 2, source.along(step), list[Stmt]()
+        for _, b in self.products:
+            helper = f"emmy_ldg_b{16 * self.vector}" + ("" if plain else self.w.how_to_load(b).removeprefix("ldg"))
+            for j in range(self.tiles):
+                for i in range(self.loads):
+                    view, jump = source.b[b, j, i if self.along_k else 0]
+                    at = plus(along, jump) if self.along_k else plus(times(plus(along, Int(i)), source.width), jump)
+                    to = plus(times(slot, Int(self.words)), Int((j * self.loads + i) * size))
+                    out.append(Do(helper, (Ref(self._held(b), to), Ref(view, at))))
         return tuple(out)
 
     def _load_a(self, source: _Source, slot: Whole, step: Whole) -> tuple[Stmt, ...]:
@@ -254,82 +265,85 @@ class Direct(Fold):
     def _multiply(self, slot: Whole) -> tuple[Stmt, ...]:
         """The two instructions along k of every 16 columns of a slot."""
         w, out = self.w, list[Stmt]()
-        p = w.plan.program.value(self.a).dtype
-        x, held, size = self._held(self.a), self._held(self.b), self.vector // 2
+        dtype, size = w.plan.program.value(self.a).dtype, self.vector // 2
+        every = product(range(2), range(self.tiles), range(self.instructions), self.products)
+        for half, j, i, (stage, value) in every:
 
-        def word(j: int, load: int, i: int) -> Load:
-            return Load(held, plus(times(slot, Int(self.words)), Int((j * self.loads + load) * size + i)))
+            def word(load: int, at: int, j: int = j, held: str = self._held(value)) -> Load:
+                return Load(held, plus(times(slot, Int(self.words)), Int((j * self.loads + load) * size + at)))
 
-        for half in range(2):
-            for j in range(self.tiles):
-                for i in range(self.products):
-                    rows = w.fresh("rows")
-                    out.append(Regs(rows, "b32", 4))
-                    if self.along_k:
-                        for q in range(4):  # the lower eight rows and the upper ones, of two k, then of the next two
-                            out.append(Store(rows, Int(q), word(j, q % 2, 2 * half + q // 2)))
-                    else:
-                        for q in range(
-                            4
-                        ):  # the even columns' elements of two rows, the odd columns', then of the next two
-                            first = 4 * half + 2 * (q // 2)
-                            pair = (word(j, first, i), word(j, first + 1, i))
-                            out.append(Store(rows, Int(q), Call(f"{('low', 'high')[q % 2]}_halves", pair)))
-                    to = Ref(self.sums, Int((j * self.products + i + half * (self.chains - 1)) * 4))
-                    b = Ref(x, plus(times(slot, Int(4)), Int(2 * half)))
-                    out.append(Do(f"emmy_mma_f32_{p}", (to, Ref(rows, Int(0)), b)))
+            rows = w.fresh("rows")
+            out.append(Regs(rows, "b32", 4))
+            if self.along_k:
+                for q in range(4):  # the lower eight rows and the upper ones, of two k, then of the next two
+                    out.append(Store(rows, Int(q), word(q % 2, 2 * half + q // 2)))
+            else:
+                for q in range(4):  # the even columns' elements of two rows, the odd columns', then of the next two
+                    first = 4 * half + 2 * (q // 2)
+                    pair = (word(first, i), word(first + 1, i))
+                    out.append(Store(rows, Int(q), Call(f"{('low', 'high')[q % 2]}_halves", pair)))
+            to = Ref(self._sums(stage), Int((j * self.instructions + i + half * (self.chains - 1)) * 4))
+            b = Ref(self._held(self.a), plus(times(slot, Int(4)), Int(2 * half)))
+            out.append(Do(f"emmy_mma_f32_{dtype}", (to, Ref(rows, Int(0)), b)))
         return tuple(out)
 
     # ------------------------------------------------------------ sums
     def _place(self) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...], Whole, Whole, Whole]:
         """(loops over columns, over rows, a sum's row and column in the warp's tile, its register)."""
-        j, p, h, r = counter("j", self.tiles), counter("p", self.products), IntVar("h"), IntVar("r")
+        j, p, h, r = counter("j", self.tiles), counter("p", self.instructions), IntVar("h"), IntVar("r")
         if self.along_k:
             column = plus(times(j, Int(16)), times(h, Int(8)), self._group())
         else:
             column = plus(times(j, Int(self.atom.n)), times(self._group(), Int(self.vector)), times(p, Int(2)), h)
         row = plus(times(bits(self.w.lane(), 3), Int(2)), r)
-        at = plus(times(plus(times(j, Int(self.products)), p), Int(4)), times(h, Int(2)), r)
-        return (("j", self.tiles), ("p", self.products), ("h", 2)), (("r", 2),), row, column, at
+        at = plus(times(plus(times(j, Int(self.instructions)), p), Int(4)), times(h, Int(2)), r)
+        return (("j", self.tiles), ("p", self.instructions), ("h", 2)), (("r", 2),), row, column, at
 
-    def spread(self) -> tuple[Spread, Ref]:
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
         (m, n, _), w = self.axes, self.w
         columns, rows, row, column, at = self._place()
         spot = {m: plus(w.scope[m].lo, row), n: plus(w.scope[n].lo, w.warp_offset(n), column)}
-        return Spread(self.stage.axes, columns, rows, spot, 1, Int(1)), Ref(self.sums, at)
+        sums = {stage.out: Ref(self._sums(stage), at) for stage, _ in self.products}
+        return Spread(self.stage.axes, columns, rows, spot, 1, Int(1)), sums
 
-    def _shared(self, part: Whole, row: Whole, column: Whole) -> Ref:
+    def _shared(self, number: int, part: Whole, row: Whole, column: Whole) -> Ref:
+        """Place of a sum of the product of that number."""
         word = plus(times(plus(times(part, Int(ROWS)), row), Int(self.pitch)), column)
-        return Ref(SMEM, plus(times(word, Int(4)), Int(self.base)))
+        return Ref(SMEM, plus(times(word, Int(4)), Int(self.base + number * self.share_bytes)))
 
     def share(self) -> tuple[Stmt, ...]:
         w, (m, n, k) = self.w, self.axes
         columns, rows, row, column, at = self._place()
         step = next((x.step for x in w.nest if x.level == "warp" and x.axis == k), 1)
         part = w.let("part_of_k", over(w.warp_offset(k), Int(step)))
-        word = w.fresh("word")
-        to = self._shared(part, row, plus(w.warp_offset(n), column))
-        body: tuple[Stmt, ...] = (
-            Regs(word, "b32", 1),
-            Store(word, Int(0), Call("as_b32", (Load(self.sums, at),))),
-            Do("emmy_sts_b32", (to, Ref(word, Int(0)))),
-        )
+        body: tuple[Stmt, ...] = ()
+        for i, (stage, _) in enumerate(self.products):
+            word, to = w.fresh("word"), self._shared(i, part, row, plus(w.warp_offset(n), column))
+            body += (
+                Regs(word, "b32", 1),
+                Store(word, Int(0), Call("as_b32", (Load(self._sums(stage), at),))),
+                Do("emmy_sts_b32", (to, Ref(word, Int(0)))),
+            )
         if not w.scope[m].full:
             body = only(below(plus(w.scope[m].lo, row), w.scope[m].end), body)
         for var, count in reversed((*columns, *rows)):
             body = unrolled(var, count, body)
         return self.close() + body
 
-    def gathered(self) -> States:
+    def gathered(self) -> Folds:
+        return {stage.out: self._gathered(i, stage) for i, (stage, _) in enumerate(self.products)}
+
+    def _gathered(self, number: int, stage: Stage) -> States:
         m, n, _ = self.axes
-        assert self.stage.monoid is not None
-        component = self.stage.monoid.state[0][0]
+        assert stage.monoid is not None
+        component = stage.monoid.state[0][0]
 
         def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
-            name, words = w.fresh(self.stage.out + "_all"), w.fresh("words")
+            name, words = w.fresh(stage.out + "_all"), w.fresh("words")
             part, rank, e = counter("part_no", self.parts), counter("rank", w.sharing), counter("e", spread.width)
             row, column = minus(spread.spot[m], w.scope[m].lo), minus(spread.spot[n], w.scope[n].lo)
-            from_, word = self._shared(part, row, plus(column, e)), plus(times(rank, Int(self.parts)), part)
+            from_ = self._shared(number, part, row, plus(column, e))
+            word = plus(times(rank, Int(self.parts)), part)
             load = (
                 Do("emmy_lds_b32", (Ref(words, word), from_))
                 if w.sharing == 1
@@ -356,7 +370,7 @@ class _Source:
 
     lets: tuple[Stmt, ...]
     a: str
-    b: Mapping[tuple[int, int], tuple[str, Whole]]
+    b: Mapping[tuple[str, int, int], tuple[str, Whole]]
     ragged: Whole | None
     length: Whole
     width: Whole
@@ -368,14 +382,17 @@ class _Source:
         return least(plus(self.ragged, times(step, Int(STEP))), plus(self.length, Int(-_VECTOR)))
 
 
-def direct(w: Walk, work: Work) -> Direct | None:
-    """The contraction of a work with the direct atom; None for others. Raises PlanError when no code is generated for it."""
-    stage = w.plan.program.stage(work.stage)
+def direct(w: Walk, works: tuple[Work, ...]) -> Direct | None:
+    """What the direct atom of works side by side makes; None for others. Raises PlanError when no code is generated for it."""
+    work, stages = works[0], tuple(w.plan.program.stage(x.stage) for x in works)
+    stage = stages[0]
     atom = next((a for a in work.atoms if a.stage == stage.out and a.name == "direct"), None)
     if atom is None:
         return None
     m, n, k = mnk_axes(stage)
-    a, b = (f for f in factors(stage.body) if isinstance(f, Read))
+    firsts, seconds = operands(w.plan.program, (s.out for s in stages))
+    if len(firsts) > 1:
+        raise w.cannot(f"{atom.name} reads one value by rows, {', '.join(s.out for s in stages)} read {', '.join(firsts)}")
     assert m is not None
     loops = tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", "warp"))
     if len(loops) < len(w.nest) or sum(x.level == "warp" and x.axis == k for x in loops) > 1:
@@ -388,11 +405,10 @@ def direct(w: Walk, work: Work) -> Direct | None:
     columns = w.scope[n].size
     found = Direct(
         w,
-        stage,
+        tuple(zip(stages, seconds, strict=True)),
         atom,
-        a.value,
-        b.value,
-        b.index[-1] == k,
+        firsts[0],
+        w.plan.program.value(seconds[0]).axes[-1] == k,
         size[n] // atom.n,
         steps,
         min(work.unroll, steps),
@@ -401,7 +417,7 @@ def direct(w: Walk, work: Work) -> Direct | None:
         0,
     )
     if found.shared:
-        found.base = w.allocate(4 * parts * ROWS * found.pitch)
+        found.base = w.allocate(len(stages) * found.share_bytes)
     return found
 
 

@@ -20,7 +20,7 @@ from emmy.ir.dtype import DType, size_bytes
 from emmy.ir.expr import Read
 
 if TYPE_CHECKING:
-    from emmy.codegen.cuda_values import Chain, Spread
+    from emmy.codegen.cuda_values import Chain, Spread, Sums
 
 ATOM_COLUMNS = 8  # of a matrix atom, and from one to the next
 
@@ -54,7 +54,7 @@ class Exchange:
     pair: list[Stmt] = field(default_factory=list)
     after: list[Stmt] = field(default_factory=list)
 
-    def emit(self, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
+    def emit(self, sums: Sums) -> tuple[Stmt, ...]:
         """Everything from what was folded to what is stored."""
         chain, spread, vector = self.chain, self.spread, self._vector
         last, there = spread.axes[-1], self._clamped(vector)

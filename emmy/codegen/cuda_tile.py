@@ -16,7 +16,7 @@ from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
-from emmy.codegen.cuda_values import Chain, Done, Spread, States, fold_parts
+from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
 from emmy.codegen.cuda_wgmma import Wgmma
 from emmy.codegen.kernel import (
     Int,
@@ -79,17 +79,19 @@ from emmy.codegen.steps import (
     WaitGroup,
 )
 from emmy.codegen.steps import For as ForStep
+from emmy.ir.beside import beside
 from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, registers_at_launch, tile_warps, trips
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
-from emmy.ir.program import Stage
+from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
 
 KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
 _COMPUTING = 1  # the named barrier of the threads that compute; 0 is that of all
+_TOGETHER = (Open, Compute, Fetch, Preload, Finish, Settle, FoldParts, Share, Gather)  # of stages side by side
 _WIDEST = 8  # elements of a vector that a thread makes at once
 
 
@@ -235,7 +237,7 @@ class _Expand:
     # ------------------------------------------------------------ steps
     def steps(self, steps: tuple[Step, ...]) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
-        steps = expect_first(_flat(steps))
+        steps = expect_first(self._as_one(_flat(steps)))
         taken: set[int] = set()
         for i, s in enumerate(steps):
             if i in taken:
@@ -332,8 +334,8 @@ class _Expand:
             if i + 1 < len(steps) and steps[i + 1] == FoldParts(s.stage):
                 chain, used = self._chain(i + 2, steps)
                 return self._dealt(chain, stage), {i + 1, i + 2, *used}
-            work = w.launch.tile.work(s.stage)
-            self.sums[s.stage] = direct(w, work) or contraction(w, work, KINDS)
+            works = tuple(map(w.launch.tile.work, self._beside(s.stage)))
+            self.sums[s.stage] = direct(w, works) or contraction(w, works, KINDS)
             return self.sums[s.stage].open(), set()
         chain, used = self._chain(i, steps)
         if isinstance(s, Compute):
@@ -341,20 +343,35 @@ class _Expand:
         fold = self.sums.pop(s.stage)
         if fold.shared:
             return self._dealt(chain, stage, fold.gathered(), fold.widest), used
-        spread, sums = fold.spread()
-        assert stage.monoid is not None
-        return (*fold.close(), *chain.emit(spread, {stage.monoid.state[0][0]: sums})), used
+        spread, at = fold.spread()
+        sums = {x: {SUM.state[0][0]: where} for x, where in at.items()}
+        return (*fold.close(), *chain.emit(spread, sums)), used
+
+    def _beside(self, stage: str) -> tuple[str, ...]:
+        return beside(self.w.plan.program, self.w.launch.tile, stage)
+
+    def _as_one(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """Steps of one kind of stages side by side become the first's: one fold holds all their sums. Closing names each."""
+        out: list[Step] = []
+        for s in steps:
+            same_kind = isinstance(s, _TOGETHER) and out and type(out[-1]) is type(s)
+            if same_kind and self._beside(s.stage)[0] == out[-1].stage != s.stage:
+                continue
+            out.append(s)
+        return tuple(out)
 
     def _chain(self, i: int, steps: tuple[Step, ...]) -> tuple[Chain, set[int]]:
         """steps[i] and what can follow it on the same elements in registers."""
         p, first = self.w.plan.program, steps[i]
         assert isinstance(first, Close | StoreState | Compute)
-        axes, made = p.stage(first.stage).axes, {first.stage}
+        axes, made, folded = p.stage(first.stage).axes, {first.stage}, self._beside(first.stage)
         chain: list[Done] = [first]
         used: set[int] = set()
         for j in range(i + 1, len(steps)):
             s = steps[j]
-            if isinstance(s, Compute) and self._follows(p.stage(s.stage), axes, made):
+            if isinstance(s, Close | StoreState) and s.stage in folded:
+                made.add(s.stage)
+            elif isinstance(s, Compute) and self._follows(p.stage(s.stage), axes, made):
                 made.add(s.stage)
             elif not (isinstance(s, Store) and s.stage in made):
                 continue
@@ -366,8 +383,8 @@ class _Expand:
         here = {k.stage for k in self.w.launch.tile.works}
         return not s.reduces and s.axes == axes and all(v in made or v not in here for v in s.reads)
 
-    def _dealt(self, chain: Chain, stage: Stage, fold: States | None = None, widest: int = _WIDEST) -> tuple[Stmt, ...]:
-        """The block's elements dealt to all threads, in vectors of at most `widest`. `fold` makes the sums they begin with."""
+    def _dealt(self, chain: Chain, stage: Stage, folds: Folds | None = None, widest: int = _WIDEST) -> tuple[Stmt, ...]:
+        """The block's elements dealt to all threads, in vectors of at most `widest`. `folds` make the sums they begin with."""
         w = self.w
         if not stage.axes:
             raise w.cannot(f"{stage.out} is one number; a GPU deals elements along axes")
@@ -389,11 +406,10 @@ class _Expand:
             left = over(left, Int(n))
         exists = below(number, Int(vectors)) if vectors % agents else Int(1)
         spread = Spread(stage.axes, (), (("it", passes),), spot, width, exists)
-        if fold is None and isinstance(chain.steps[0], Close):
-            space = w.plan.workspace(stage.out)
-            assert space is not None
-            fold = fold_parts(stage, space.parts)
-        return chain.emit(spread, fold=fold)
+        if folds is None:
+            spaces = {s.stage: w.plan.workspace(s.stage) for s in chain.steps if isinstance(s, Close)}
+            folds = {x: fold_parts(w.plan.program.stage(x), space.parts) for x, space in spaces.items() if space}
+        return chain.emit(spread, folds=folds)
 
 
 def _flat(steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -74,6 +74,8 @@ class Spread:
 
 
 States = Callable[[Walk, Spread], tuple[tuple[Stmt, ...], Mapping[str, str]]]
+Folds = Mapping[str, States]  # stage -> what makes a vector of its folded components
+Sums = Mapping[str, Mapping[str, Ref]]  # stage -> component -> where a vector of it begins
 
 
 @dataclass(slots=True)
@@ -108,14 +110,12 @@ class Chain:
                 out += [(v, p.value(v).axes, p.value(v).dtype) for v in reads]
         return out
 
-    def emit(
-        self, spread: Spread, sums: Mapping[str, Ref] | None = None, fold: States | None = None
-    ) -> tuple[Stmt, ...]:
-        """The loops over a block's vectors. `sums`: where a vector of each folded component begins; or `fold` makes them."""
+    def emit(self, spread: Spread, sums: Sums | None = None, folds: Folds | None = None) -> tuple[Stmt, ...]:
+        """The loops over a block's vectors. `sums` of the stages that were folded are in registers, or `folds` make them."""
         leaving, sums = self._leaving(spread), sums or {}
         pairs = pairs_of(self, spread)
         if pairs == 1 and not leaving:
-            return self._alone(spread, sums, fold)
+            return self._alone(spread, sums, folds or {})
         count = spread.columns[0][1]
         whole = count - count % pairs
         out = Exchange(self, spread, leaving, pairs, 0, whole).emit(sums)
@@ -134,18 +134,20 @@ class Chain:
             raise self.w.cannot(f"{placed[0]} cannot leave through shared memory: no matrix atom makes it")
         return {v: boxes(self.w, v, spread.rows[0][1], ATOM_COLUMNS * spread.columns[0][1]) for v in placed}
 
-    def _alone(self, spread: Spread, sums: Mapping[str, Ref], fold: States | None) -> tuple[Stmt, ...]:
+    def _alone(self, spread: Spread, sums: Sums, folds: Folds) -> tuple[Stmt, ...]:
         """Vectors that are loaded and stored by the thread that makes them."""
         width, natural = self.width(spread.axes, spread.width), spread.width
         spread = spread.narrowed(width)
         if sums and width != natural:
-            sums = {c: Ref(x.view, plus(x.at, times(IntVar("part"), Int(width)))) for c, x in sums.items()}
+            part = times(IntVar("part"), Int(width))
+            sums = {s: {c: Ref(x.view, plus(x.at, part)) for c, x in of.items()} for s, of in sums.items()}
         outer = self._loads(spread, spread.axes[-1:]) if spread.columns else ()
         inner = self._loads(spread)
         body: tuple[Stmt, ...] = ()
-        if fold is not None:
-            body, made = fold(self.w, spread)
-            sums = {c: Ref(name, Int(0)) for c, name in made.items()}
+        for stage, fold in folds.items():
+            before, made = fold(self.w, spread)
+            body += before
+            sums = {**sums, stage: {c: Ref(name, Int(0)) for c, name in made.items()}}
         body += (*inner, *self.make(spread, sums))
         for to, dtype, x in self.stores(spread, sums):
             body += store(self.w, to, dtype, spread.width, x)
@@ -210,7 +212,7 @@ class Chain:
         return Regs(name, "f32", n), *load(self.w, Ref(name, Int(0)), dtype, n, source, how)
 
     # ------------------------------------------------------------ elements
-    def make(self, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
+    def make(self, spread: Spread, sums: Sums) -> tuple[Stmt, ...]:
         """A vector of every value of the chain."""
         p, out = self.w.plan.program, list[Stmt]()
         for s in self.steps:
@@ -218,14 +220,14 @@ class Chain:
             match s:
                 case Close():
                     assert stage.monoid is not None
-                    out += self._made(stage, stage.monoid.finish, spread, sums)
+                    out += self._made(stage, stage.monoid.finish, spread, sums[stage.out])
                 case Compute():
                     out += self._made(stage, stage.body, spread, {})
                 case StoreStep() | StoreState():
                     pass
         return tuple(out)
 
-    def stores(self, spread: Spread, sums: Mapping[str, Ref]) -> Iterator[tuple[Ref, DType, Ref]]:
+    def stores(self, spread: Spread, sums: Sums) -> Iterator[tuple[Ref, DType, Ref]]:
         """Of everything that is stored: where a vector goes, its dtype there, its registers."""
         for s in self.steps:
             stage = self.w.plan.program.stage(s.stage)
@@ -237,7 +239,7 @@ class Chain:
                     assert stage.monoid is not None
                     for c, axes in stage.monoid.components(stage):
                         at = plus(part_start(self.w, stage, axes), index_of(self.w, axes, spread.spot))
-                        yield Ref(parts_name(stage.out, c), at), "f32", sums[c]
+                        yield Ref(parts_name(stage.out, c), at), "f32", sums[stage.out][c]
                 case Close() | Compute():
                     pass
 

@@ -6,14 +6,15 @@ does it, eight rows to a period (PTX ISA: Asynchronous Warpgroup Level Matrix Sh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from emmy.codegen.cuda_atoms import Contraction, fragments
+from emmy.codegen.cuda_atoms import Contraction, Product, fragments
 from emmy.codegen.cuda_layout import PERIOD
 from emmy.codegen.cuda_scope import Ring
 from emmy.codegen.cuda_values import Spread
-from emmy.codegen.kernel import Int, IntVar, Num, Store, Whole, over, plus, times
+from emmy.codegen.kernel import Int, IntVar, Whole, over, plus, times
 from emmy.codegen.kernel_gpu import (
     SMEM,
     THREAD,
@@ -22,11 +23,9 @@ from emmy.codegen.kernel_gpu import (
     LetUniform,
     LetWide,
     Ref,
-    Regs,
     Stmt,
     bits,
     shifted,
-    unrolled,
 )
 from emmy.codegen.ptx.wgmma import wgmma_name
 from emmy.ir.gpu import GROUP
@@ -42,12 +41,11 @@ class Wgmma(Contraction):
     any_major: ClassVar[bool] = True
 
     def open(self) -> tuple[Stmt, ...]:
-        for ring in (self.a, self.b):
+        for ring in (*self.firsts, *self.seconds):
             if ring.channel.transport != "tma" or not ring.layout.swizzle:
                 how = f"{ring.value} has rows of {ring.layout.pitch} bytes in layout {ring.channel.layout}, by {ring.channel.transport}"
                 raise self.w.cannot(f"wgmma reads swizzled rows that tma wrote; {how}")
-        count = self.mt * self.nt * self._each
-        return (Regs(self.sums, "f32", count), *unrolled("e", count, (Store(self.sums, IntVar("e"), Num(0.0)),)))
+        return self._cleared(self.mt * self.nt * self._each)
 
     @property
     def _each(self) -> int:
@@ -55,21 +53,25 @@ class Wgmma(Contraction):
         return self.atom.n // 2
 
     def compute(self) -> tuple[Stmt, ...]:
-        """All instructions of the current fills, as one group that is under way when this ends."""
+        """All instructions of the current fills, of all products, as one group that is under way when this ends."""
         out: list[Stmt] = []
-        a, b = self._descriptor(self.a, self.m, out), self._descriptor(self.b, self.n, out)
-        dtype = self.w.plan.program.value(self.a.value).dtype
-        a_mn, b_mn = self.a.columns == self.m, self.b.columns == self.n
-        helper = "emmy_" + wgmma_name(self.atom.n, dtype, "smem", a_mn=a_mn, b_mn=b_mn)
+        at = {r.value: self._descriptor(r, self.m, out) for r in self.firsts}
+        at |= {r.value: self._descriptor(r, self.n, out) for r in self.seconds}
         out.append(Do("emmy_wgmma_fence"))
         for kk in range(self.kt):
             for i in range(self.mt):
                 for j in range(self.nt):
-                    sums = Ref(self.sums, Int((i * self.nt + j) * self._each))
-                    left = Further(a, self._step(self.a, self.m, i * self.atom.m, kk * _K))
-                    right = Further(b, self._step(self.b, self.n, j * self.atom.n, kk * _K))
-                    out.append(Do(helper, (sums, left, right, Int(1))))
+                    for p in self.products:
+                        sums = Ref(p.sums, Int((i * self.nt + j) * self._each))
+                        left = Further(at[p.a.value], self._step(p.a, self.m, i * self.atom.m, kk * _K))
+                        right = Further(at[p.b.value], self._step(p.b, self.n, j * self.atom.n, kk * _K))
+                        out.append(Do(self._helper(p), (sums, left, right, Int(1))))
         return (*out, Do("emmy_wgmma_commit"))
+
+    def _helper(self, p: Product) -> str:
+        dtype = self.w.plan.program.value(p.a.value).dtype
+        a_mn, b_mn = p.a.columns == self.m, p.b.columns == self.n
+        return "emmy_" + wgmma_name(self.atom.n, dtype, "smem", a_mn=a_mn, b_mn=b_mn)
 
     def settle(self, pending: int) -> tuple[Stmt, ...]:
         return (Do(f"emmy_wgmma_wait<{pending}>"),)
@@ -106,6 +108,6 @@ class Wgmma(Contraction):
     def close(self) -> tuple[Stmt, ...]:
         return ()
 
-    def spread(self) -> tuple[Spread, Ref]:
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
         own = times(bits(shifted(THREAD, 5), GROUP - 1), Int(_ROWS))
         return fragments(self, own, self.atom.m, self.nt * self.atom.n // 8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emmy.codegen import sync
 from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
+from emmy.ir.beside import groups
 from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
@@ -107,7 +109,8 @@ class _Walk:
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
         t, p = self.launch.tile, self.plan.program
         if i == len(t.nest):
-            return tuple(s for w in works if w.stage in self.role.works for s in self.leaf(w))
+            mine = (w for w in works if w.stage in self.role.works)
+            return tuple(s for group in groups(p, mine) for s in self.leaf(group))
         loop = t.nest[i]
         before, inside, after = loop_works(p, works, loop.axis)
         out = self.nest(i + 1, before) if before else ()
@@ -148,33 +151,38 @@ class _Walk:
         self.settled -= set(late)
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
         self.opened -= {w.stage for w in opening}
-        opens, closes = (Open(w.stage) for w in opening), (s for w in opening for s in self.close(w))
+        opens = (Open(w.stage) for w in opening)
+        closes = (s for group in groups(p, opening) for s in self.close(group))
         return (*opens, *before, *walked, *after, *closes)
 
-    def leaf(self, w: Work) -> tuple[Step, ...]:
-        s = self.plan.program.stage(w.stage)
-        waits = self.sync.before_work(s.reads, self.launch.tile.channels)
-        if w.combine:
-            return (*waits, Open(w.stage), FoldParts(w.stage), *self.close(w))
-        settle = tuple(Settle(x, 0) for x in _deferred([w]) if x not in self.settled)
-        if w.stage in self.opened:
-            return (*waits, Compute(w.stage), *settle)
+    def leaf(self, group: tuple[Work, ...]) -> tuple[Step, ...]:
+        """Works side by side, or one alone."""
+        p, names = self.plan.program, [w.stage for w in group]
+        s, opens = p.stage(names[0]), tuple(map(Open, names))
+        reads = dict.fromkeys(v for x in names for v in p.stage(x).reads)
+        waits = self.sync.before_work(tuple(reads), self.launch.tile.channels)
+        if group[0].combine:
+            return (*waits, *opens, *map(FoldParts, names), *self.close(group))
+        settle = tuple(Settle(x, 0) for x in _deferred(group) if x not in self.settled)
+        computes = (*waits, *map(Compute, names), *settle)
+        if names[0] in self.opened:
+            return computes
         if s.reduces:
-            return (*waits, Open(w.stage), Compute(w.stage), *settle, *self.close(w))
-        return (*waits, Compute(w.stage), *self.store(w))
+            return (*waits, *opens, *computes[len(waits) :], *self.close(group))
+        return (*computes, *self.store(group[0]))
 
-    def close(self, w: Work) -> tuple[Step, ...]:
-        t, shared = self.launch.tile, tuple[Step, ...]()
-        again = bool(self.in_time) or t.order.kind != "static"
-        if not w.combine and sharers(self.plan, t.nest, self.plan.program.stage(w.stage)) > 1:
-            shared = sync.gathered(w.stage, again)
-        elif _turned(self.plan, w):
-            shared = sync.transposed(w.stage, self.role, again)
-        if not w.combine and sharing_blocks(self.plan, t) > 1:
-            shared = sync.exchanged(w.stage)
-        if self.plan.workspace(w.stage) and not w.combine:
-            return (*shared, StoreState(w.stage))
-        return (*shared, Close(w.stage), *self.store(w))
+    def close(self, group: tuple[Work, ...]) -> tuple[Step, ...]:
+        t, shared, names = self.launch.tile, tuple[Step, ...](), tuple(w.stage for w in group)
+        again, combine = bool(self.in_time) or t.order.kind != "static", group[0].combine
+        if not combine and sharers(self.plan, t.nest, self.plan.program.stage(names[0])) > 1:
+            shared = sync.gathered(names, again)
+        elif _turned(self.plan, group[0]):
+            shared = sync.transposed(names, self.role, again)
+        if not combine and sharing_blocks(self.plan, t) > 1:
+            shared = sync.exchanged(names)
+        if self.plan.workspace(names[0]) and not combine:
+            return (*shared, *map(StoreState, names))
+        return (*shared, *(s for w in group for s in (Close(w.stage), *self.store(w))))
 
     def store(self, w: Work) -> tuple[Step, ...]:
         stored = self.plan.stored(self.plan.program.stage(w.stage), self.launch)
@@ -186,6 +194,6 @@ def _turned(plan: Plan, w: Work) -> bool:
     return not w.combine and bool(w.atoms) and swapped(plan.program.stage(w.stage))
 
 
-def _deferred(works: list[Work]) -> tuple[str, ...]:
+def _deferred(works: Iterable[Work]) -> tuple[str, ...]:
     """Works whose own atom reads on while the next is issued."""
     return tuple(w.stage for w in works if any(a.stage == w.stage and ATOMS[a.name].deferred for a in w.atoms))

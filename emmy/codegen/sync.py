@@ -11,6 +11,7 @@ Rules, each from the facts of a channel:
   consumer, a shared one by all) for each slot. A slot is given back when what was read is used up, never sooner: loads
   that are still on their way at a block sync are not ordered before the copy engine's writes (measured: wrong sums).
   Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
+- works side by side (`emmy.ir.beside`) count as one: what they read shares barriers, and they meet once to exchange sums.
 - works that are deferred (their atom reads on while the next is issued): one stays under way, so an iteration gives back
   the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
 - agents that fold shares of one element meet between giving their sums and taking them; where a block does so several
@@ -68,9 +69,10 @@ from emmy.codegen.steps import (
     WaitGroup,
 )
 from emmy.ir.atoms import ATOMS
+from emmy.ir.beside import beside, groups
 from emmy.ir.gpu import SIDE, receivers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import Channel, Launch, Plan, Role
+from emmy.ir.plan import Channel, Launch, Plan, Role, Work
 
 GROUPED = ("ldg", "cp_async")
 Joint = tuple[Channel, ...]  # channels of the copy engine that share their barriers
@@ -80,12 +82,15 @@ def joints(plan: Plan, launch: Launch) -> tuple[Joint, ...]:
     """The launch's channels of the copy engine: those that are filled, read and given back together, together."""
     found: dict[object, list[Channel]] = {}
     for c in launch.tile.channels:
-        readers = tuple(
-            w.stage for w in launch.tile.works if not w.combine and c.value in plan.program.stage(w.stage).reads
-        )
+        works = (group[0] for group in groups(plan.program, launch.tile.works) if _read(plan, group, c.value))
+        readers = tuple(w.stage for w in works if not w.combine)
         if c.transport == "tma":
             found.setdefault((c.at, c.depth, c.src, c.dst, readers), []).append(c)
     return tuple(tuple(cs) for cs in found.values())
+
+
+def _read(plan: Plan, group: tuple[Work, ...], value: str) -> bool:
+    return any(value in plan.program.stage(w.stage).reads for w in group)
 
 
 def _name(kind: str, joint: Joint) -> str:
@@ -268,9 +273,9 @@ def _grouped_top(grouped: list[Channel]) -> list[Step]:
     return [*refills, Commit(), WaitGroup(0), BlockSync()]
 
 
-def exchanged(stage: str) -> tuple[Step, ...]:
+def exchanged(stages: tuple[str, ...]) -> tuple[Step, ...]:
     """Sums of the blocks of a cluster become one, of which each block takes its elements."""
-    return Share(stage), ClusterSync(), Gather(stage)
+    return (*map(Share, stages), ClusterSync(), *map(Gather, stages))
 
 
 def end_of_tile(plan: Plan, launch: Launch, role: Role) -> tuple[Step, ...]:
@@ -278,16 +283,16 @@ def end_of_tile(plan: Plan, launch: Launch, role: Role) -> tuple[Step, ...]:
     return (ClusterSync(),) if sharing_blocks(plan, launch.tile) > 1 and role.works else ()
 
 
-def gathered(stage: str, again: bool) -> tuple[Step, ...]:
+def gathered(stages: tuple[str, ...], again: bool) -> tuple[Step, ...]:
     """Shares of a fold become one. `again`: what was shared last lies in the same memory."""
     first: tuple[Step, ...] = (BlockSync(),) if again else ()
-    return (*first, Share(stage), BlockSync(), Gather(stage))
+    return (*first, *map(Share, stages), BlockSync(), *map(Gather, stages))
 
 
-def transposed(stage: str, role: Role, again: bool) -> tuple[Step, ...]:
+def transposed(stages: tuple[str, ...], role: Role, again: bool) -> tuple[Step, ...]:
     """Sums change hands among the agents of one role. `again`: what was shared last lies in the same memory."""
     meet = BlockSync() if role.name == SELF else RoleSync()
-    return (*((meet,) if again else ()), Share(stage), meet, Gather(stage))
+    return (*((meet,) if again else ()), *map(Share, stages), meet, *map(Gather, stages))
 
 
 # ---------------------------------------------------------------- launches that begin early
@@ -298,8 +303,8 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
     still empty then.
     """
     at = next((i for i, s in enumerate(steps) if _reaches(plan, launch, s)), len(steps))
-    if at and isinstance(steps[at - 1], Open) and isinstance(steps[at], FoldParts):
-        at -= 1  # the two are one
+    while at < len(steps) and isinstance(steps[at], FoldParts | Open) and at and isinstance(steps[at - 1], Open):
+        at -= 1  # they are one
     alone = tuple((c,) for c in launch.tile.channels if c.transport in GROUPED)
     every = (*alone, *sync.joints)
     begin = end = at
@@ -323,13 +328,13 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
 
 def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:
     """Loads of constants that a work without slots begins with, when it is what the launch would wait for."""
-    while isinstance(s, For) and s.loop.level in SIDE and len(s.body) == 1:
+    while isinstance(s, For) and s.loop.level in SIDE and all(isinstance(x, For | Compute) for x in s.body):
         s = s.body[0]
     if not isinstance(s, Compute):
         return ()
     direct = any(ATOMS[a.name].direct for a in launch.tile.work(s.stage).atoms)
     constant = any(plan.program.is_constant(v) for v in plan.program.stage(s.stage).reads)
-    return (Preload(s.stage),) if direct and constant else ()
+    return tuple(map(Preload, beside(plan.program, launch.tile, s.stage))) if direct and constant else ()
 
 
 def _fills(s: Step, joints: tuple[Joint, ...]) -> bool:

@@ -9,10 +9,11 @@ from itertools import pairwise
 from math import gcd, prod
 
 from emmy.ir.atoms import ATOMS
+from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
-from emmy.ir.program import Dim, Stage, Sym, swapped
+from emmy.ir.program import Dim, Program, Stage, Sym, swapped
 from emmy.ir.target import Target
 
 RESERVED_BYTES = 1024  # of shared memory a block, from sm_80 on (CUDA C++ Programming Guide: Shared Memory)
@@ -113,6 +114,11 @@ def exchange_bytes(plan: Plan, tile: Tile) -> int:
     s = next((s for s in stages if s.reduces), None)
     if s is None or (sharing_blocks(plan, tile) == 1 and not swapped(s)):
         return 0
+    return len(beside(plan.program, tile, s.out)) * exchanged_bytes(plan, tile, s)
+
+
+def exchanged_bytes(plan: Plan, tile: Tile, s: Stage) -> int:
+    """Those of one stage's sums."""
     inside = tile.nest[: tile.n_block_loops]
     rows, columns = (plan.extent(inside, a) for a in s.axes[-2:])
     return 4 * rows * exchange_pitch(columns, swapped(s))
@@ -166,19 +172,29 @@ def placed_bytes(plan: Plan, tile: Tile, value: str) -> int:
     )
 
 
-def atom_registers(atom: str, m: int, n: int, k: int) -> int:
-    """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time."""
-    sums = m * n // WARP
+def sides(program: Program, tile: Tile, stage: str) -> tuple[int, int]:
+    """(first operands, second operands) that a tile reads for a product and those side by side with it."""
+    firsts, seconds = operands(program, beside(program, tile, stage))
+    return len(firsts), len(seconds)
+
+
+def atom_registers(atom: str, m: int, n: int, k: int, of: tuple[int, int] = (1, 1)) -> int:
+    """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time.
+
+    of: how many first and second operands there are, of as many products side by side as the larger number
+    """
+    left, right = of
+    sums = m * n // WARP * max(of)
     if atom == "wgmma":
         return sums // GROUP  # operands are read from shared memory
     if atom == "simt":
-        return sums + 4 * (m // 4 + n // 8)  # atom.k operands of each row and column a lane has
+        return sums + 4 * (left * m // 4 + right * n // 8)  # atom.k operands of each row and column a lane has
     if atom == "direct":
-        return sums + direct_step(n)
+        return sums + direct_step(n, right)
     sets = min(2, k // 16)  # of operands; one is loaded while the other is multiplied
-    operands = sets * (m // 16 * 4 + n // 8 * 2)
+    held = sets * (left * (m // 16) * 4 + right * (n // 8) * 2)
     halves = {"hybrid": sums // 2, "f16": sums // 2}.get(atom, 0)
-    return sums + halves + operands
+    return sums + halves + held
 
 
 def threads(plan: Plan, launch: Launch) -> int:
@@ -203,20 +219,20 @@ def registers_at_launch(plan: Plan, launch: Launch, target: Target) -> int:
     return min(target.max_regs_thread, target.regs_sm // 4 // (here * WARP) // 8 * 8)
 
 
-def direct_step(n: int) -> int:
-    """Registers of a thread for the operands of one step of the direct atom: 32 along k of n columns of B and a row of A."""
-    return n // 2 + 4
+def direct_step(n: int, right: int = 1) -> int:
+    """Registers of a thread for the operands of one step of the direct atom: 32 along k of n columns of each B and a row of A."""
+    return right * (n // 2) + 4
 
 
 def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: tuple[str | None, str, str]) -> int:
     """Registers of a thread of a launch whose `work` has `atom` over the axes m, n, k: an estimate, mostly from above."""
     nest = launch.tile.nest
     m, n, k = (plan.extent(nest, a) if a else 1 for a in axes)
-    need = atom_registers(atom.name, m, n, k) + _OTHER_REGISTERS
+    of = sides(plan.program, launch.tile, work.stage)
+    need = atom_registers(atom.name, m, n, k, of) + _OTHER_REGISTERS
     if atom.name == "direct":
-        need += (work.unroll - 1) * direct_step(
-            n
-        ) + 8  # steps whose loads are under way; an instruction's operand, addresses
+        # steps whose loads are under way; an instruction's operand, addresses
+        need += (work.unroll - 1) * direct_step(n, of[1]) + 8
     for c in launch.tile.channels:
         if c.transport == "ldg":
             size = transfer_bytes(plan, nest[: c.at + 1], c.value)

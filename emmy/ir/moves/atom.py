@@ -9,9 +9,22 @@ from itertools import product
 from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
+from emmy.ir.beside import leads, operands
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import by_groups, in_turn, registers_allowed, registers_at_launch, sharers, thread_registers, threads
-from emmy.ir.moves.base import OPEN, Domains, Knob, Move, Site, full_nest, put_work, refuse_path, register
+from emmy.ir.moves.base import (
+    OPEN,
+    Domains,
+    Knob,
+    Move,
+    Site,
+    full_nest,
+    put_work,
+    refuse_beside,
+    refuse_path,
+    register,
+    works_beside,
+)
 from emmy.ir.moves.direct_tiles import refuse_direct
 from emmy.ir.moves.gpu_tiles import for_one, missing_loops
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
@@ -30,6 +43,7 @@ class BindAtom(Move):
                                                          atom   fma m:8 n:32 k:1 vector 16
                                                          C[m,n] sum= ...
 
+    Contractions that are folded side by side get it all: the first of them stands for all.
     With `inner` it binds a contraction inside a monoid's lift (the P.V of online softmax). Refuses bodies that are not
     a product of two reads, tiles that need more registers than the target has, and tiles larger than what is left.
     """
@@ -50,7 +64,7 @@ class BindAtom(Move):
         for la in plan.launches:
             for w in la.tile.works:
                 monoid = plan.program.stage(w.stage).monoid
-                if monoid is None or w.combine:
+                if monoid is None or w.combine or not leads(plan.program, la.tile, w.stage):
                     continue
                 staged = target.is_cpu or _staged(plan, la, w)
                 if not staged and missing_loops(plan, target):
@@ -103,7 +117,9 @@ class BindAtom(Move):
             return f"{w.stage} has no contraction {self.inner} inside its monoid"
         if any(a.stage == s.out for a in w.atoms):
             return f"{s.out} has the atom {next(str(a) for a in w.atoms if a.stage == s.out)} already"
-        reason = _refuse_body(kind, s, plan) or _refuse_swapped(kind, s, target)
+        reason = refuse_beside(self, plan, w.stage) if s.out == w.stage else None
+        for x in self._stages(plan, la, s):
+            reason = reason or _refuse_body(kind, x, plan) or _refuse_swapped(kind, x, target)
         reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
 
@@ -112,7 +128,11 @@ class BindAtom(Move):
         if not target.is_cpu and kind.unit != _unit(la):
             return f"{self.launch} divides its work among {_unit(la)}s, {self.atom} is made by a {kind.unit}"
         if kind.direct:
-            return refuse_direct(plan, la, s, mnk_axes(s), self.n)
+            stages = self._stages(plan, la, s)
+            if len(rows := operands(plan.program, (x.out for x in stages))[0]) > 1:
+                return f"direct reads one value by rows, {', '.join(x.out for x in stages)} read {', '.join(rows)}"
+            refused = (refuse_direct(plan, la, x, mnk_axes(x), self.n) for x in stages)
+            return next((r for r in refused if r), None)
         if sharers(plan, la.tile.nest, s) > 1:
             return f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
         return None
@@ -149,13 +169,22 @@ class BindAtom(Move):
         w = la.tile.work(self.work or "")
         s = _contraction(plan, w, self.inner)
         assert s is not None
-        nest = w.nest
-        if not self.inner:
-            for axis, step in zip(mnk_axes(s), (self.m, self.n, self.k), strict=True):
-                if axis:
-                    nest += (Loop(axis, "reg", min(step, plan.extent(full_nest(plan, la, w), axis))),)
         atom = Atom(s.out, self.atom, self.m, self.n, self.k, self.width)
-        return put_work(plan, la, replace(w, nest=nest, atoms=(*w.atoms, atom)))
+        if self.inner:
+            return put_work(plan, la, replace(w, atoms=(*w.atoms, atom)))
+        return put_work(plan, la, *(self._bound(plan, la, x, s, atom) for x in works_beside(plan, la, w.stage)))
+
+    def _bound(self, plan: Plan, la: Launch, w: Work, s: Stage, atom: Atom) -> Work:
+        """A work whose stage is made by the atom, as `s` is."""
+        nest = w.nest
+        for axis, step in zip(mnk_axes(s), (atom.m, atom.n, atom.k), strict=True):
+            if axis:
+                nest += (Loop(axis, "reg", min(step, plan.extent(full_nest(plan, la, w), axis))),)
+        return replace(w, nest=nest, atoms=(*w.atoms, replace(atom, stage=w.stage)))
+
+    def _stages(self, plan: Plan, la: Launch, s: Stage) -> tuple[Stage, ...]:
+        """The contraction and those that get its atom too."""
+        return (s,) if self.inner else tuple(plan.program.stage(w.stage) for w in works_beside(plan, la, s.out))
 
 
 def mnk_axes(s: Stage) -> tuple[str | None, str, str]:

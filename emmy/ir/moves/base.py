@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from emmy.errors import PlanError
+from emmy.ir.beside import beside
 from emmy.ir.plan import Launch, Loop, Plan, Tile, Work
 from emmy.ir.target import Target
 
@@ -129,10 +130,22 @@ def put(plan: Plan, launch: Launch, tile: Tile) -> Plan:
     return plan.with_launch(replace(launch, tile=tile))
 
 
-def put_work(plan: Plan, launch: Launch, work: Work) -> Plan:
-    """The plan with the work of that stage replaced."""
-    works = tuple(work if w.stage == work.stage else w for w in launch.tile.works)
+def put_work(plan: Plan, launch: Launch, *new: Work) -> Plan:
+    """The plan with the works of those stages replaced."""
+    by_stage = {w.stage: w for w in new}
+    works = tuple(by_stage.get(w.stage, w) for w in launch.tile.works)
     return put(plan, launch, replace(launch.tile, works=works))
+
+
+def works_beside(plan: Plan, launch: Launch, stage: str) -> tuple[Work, ...]:
+    """The work of a stage, which stands for all that are folded side by side with it, and those."""
+    return tuple(map(launch.tile.work, beside(plan.program, launch.tile, stage)))
+
+
+def refuse_beside(move: Move, plan: Plan, stage: str) -> str | None:
+    """Why the move must name another stage: this one is folded beside it, and the two are treated alike."""
+    first = beside(plan.program, plan.launch(move.launch).tile, stage)[0]
+    return None if first == stage else f"{stage} is folded beside {first}: {move.name} of {first} is of both"
 
 
 def refuse_path(move: Move, plan: Plan, work: Literal["none", "optional", "required"] = "none") -> str | None:

@@ -87,8 +87,8 @@ def shares(plan: Plan, la: Launch, k: str) -> tuple[int, ...]:
     return tuple(sorted(many or long))
 
 
-def fits(target: Target, n: int, warps: int) -> bool:
-    """Whether two steps of operands fit the registers of so many warps, which four parts of a multiprocessor hold."""
+def fits(target: Target, n: int, warps: int, right: int) -> bool:
+    """Whether two steps of operands, n columns of so many, fit the registers of warps that four parts of a multiprocessor hold."""
     here = -(-warps // 4) * WARP  # threads of the fullest part
     most = min(target.max_regs_thread, target.regs_sm // 4 // here // 8 * 8)
-    return n // 4 + 2 * direct_step(n) + _OTHER <= most
+    return right * (n // 4) + 2 * direct_step(n, right) + _OTHER <= most

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, trips, warps
+from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, sides, trips, warps
 from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, swapped, upper
@@ -35,6 +35,7 @@ _GROUP_ROWS = 64
 _GROUP_SUMS = 200  # registers of a thread of a warpgroup for sums
 # Of swapped factors: rows of the tile, which an instruction's columns cover, its columns, and a piece of the folded axis.
 _FEW, _MANY, _LONG = (8, 16, 32, 48, 64), (64, 128, 192), (64, 128)
+Sides = tuple[int, int]  # first and second operands of the products that a tile folds side by side
 _ELEMENTWISE_ROWS, _ELEMENTWISE_COLUMNS = (1, 2, 4, 8, 16), (64, 128, 256, 512, 1024)
 
 
@@ -81,7 +82,7 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
     rows, columns = (plan.extent(t.nest, a) for a in s.axes[-2:])
     whole = rows % _GROUP_ROWS == 0 and columns % _whole(plan, s) == 0
-    return whole and _holds(rows, columns) and tiles > target.n_sms
+    return whole and _holds(rows, columns, sides(plan.program, t, s.out)) and tiles > target.n_sms
 
 
 def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
@@ -107,7 +108,7 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     if swapped(s):
         return _swapped(plan, la, s, target)
     dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
-    atom = "simt" if "f32" in dtypes else "mma"
+    atom, of = "simt" if "f32" in dtypes else "mma", sides(plan.program, la.tile, s.out)
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
     grouped = for_warpgroups(plan, s, target) and _evenly(plan, la, s)
     if not _has(la, m, "grid"):
@@ -117,17 +118,17 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
             return Missing(la.name, m, "grid", (direct_tiles.ROWS,), fixed=True), staged
         return (staged,)
     if atom == "mma" and size[m] == direct_tiles.ROWS:
-        return _direct(plan, la, n, k, target)
+        return _direct(plan, la, s, target)
     if not _has(la, n, "grid"):
         fits = (
             x
             for x in _covering(plan, n, _COLUMNS)
-            if _shares(atom, size[m], x) or (grouped and _group_rows(size[m], x, _whole(plan, s)))
+            if _shares(atom, size[m], x, of) or (grouped and _group_rows(size[m], x, _whole(plan, s), of))
         )
         return (Missing(la.name, n, "grid", tuple(fits)),)
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
-        found = _in_time(plan, la, (m, n, k), target, item, atom == "mma")
+        found = _in_time(plan, la, (m, n, k), target, item * of[0], item * of[1], atom == "mma")
         if not grouped or not _alone(la, k) or not target.can("cluster"):
             return found
         rows, tiles = upper(plan.program.dim(m)), upper(plan.program.dim(m)) * upper(plan.program.dim(n)) // _ELEMENTS
@@ -143,14 +144,18 @@ def _in_time(
     la: Launch,
     axes: tuple[str, str, str],
     target: Target,
-    item: int,
+    row: int,
+    column: int,
     halves: bool,
     liked: tuple[int, ...] = _FOLDED,
 ) -> tuple[Missing, ...]:
-    """The folded axis into time, in liked pieces if some are legal; before that perhaps among blocks of a cluster."""
+    """The folded axis into time, in liked pieces if some are legal; before that perhaps among blocks of a cluster.
+
+    row, column: bytes that a fill takes of operands for each, one step of the axis deep
+    """
     m, n, k = axes
     size = {a: plan.extent(la.tile.nest, a) for a in axes}
-    most = target.smem_block_bytes // (item * (size[m] + size[n]))
+    most = target.smem_block_bytes // (row * size[m] + column * size[n])
     shared = any(x.axis == k for x in la.tile.nest)
     steps = tuple(
         x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
@@ -214,11 +219,13 @@ def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing,
     if not _has(la, many, "grid"):
         return (Missing(la.name, many, "grid", _covering(plan, many, _MANY)),)
     if not _has(la, k, "serial"):
-        found = _in_time(plan, la, (few, many, k), target, 2, True, _LONG)
+        weights, tokens = sides(plan.program, la.tile, s.out)
+        found = _in_time(plan, la, (few, many, k), target, 2 * tokens, 2 * weights, True, _LONG)
         shared = _alone(la, k) and _crowded(plan, many, target) and plan.extent(la.tile.nest, few) % 16 == 0
         return (*found, *_pairs(la, many, plan.extent(la.tile.nest, many), 2 * _GROUP_ROWS)) if shared else found
     if not _has(la, many, "warpgroup"):
-        rows = _group_rows(plan.extent(la.tile.nest, many), plan.extent(la.tile.nest, few), 8)
+        of = sides(plan.program, la.tile, s.out)
+        rows = _group_rows(plan.extent(la.tile.nest, many), plan.extent(la.tile.nest, few), 8, of)
         return (Missing(la.name, many, "warpgroup", tuple(sorted(rows))),)
     return ()
 
@@ -227,31 +234,34 @@ def _agents(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool) -> tuple
     """How a block's piece is divided among warps, or among warpgroups: first its rows, then its columns."""
     m, n = s.axes[-2:]
     rows, columns, whole = plan.extent(la.tile.nest, m), plan.extent(la.tile.nest, n), _whole(plan, s)
-    used = warps(plan, la.tile.nest)
+    used, of = warps(plan, la.tile.nest), sides(plan.program, la.tile, s.out)
     if _has(la, m, "warpgroup"):
         if _has(la, n, "warpgroup"):
             return ()
-        steps = tuple(sorted(x for x in _group_columns(columns, used // GROUP, whole) if _holds(rows, x)))
+        steps = tuple(sorted(x for x in _group_columns(columns, used // GROUP, whole) if _holds(rows, x, of)))
         return (Missing(la.name, n, "warpgroup", steps),)
     if not _has(la, m, "warp"):
-        found = [x for x in _rows(rows) if any(_fits(atom, x, y) for y in _columns(columns, rows // x))]
+        found = [x for x in _rows(rows) if any(_fits(atom, x, y, of) for y in _columns(columns, rows // x))]
         together = _clustered(la) and not any(x.axis in s.folded for x in la.tile.nest if x.level == "cluster")
         choices = [Missing(la.name, m, "warp", tuple(sorted(found)))] if found and not together else []
-        if grouped and (found := _group_rows(rows, columns, whole)):
+        if grouped and (found := _group_rows(rows, columns, whole, of)):
             choices.append(Missing(la.name, m, "warpgroup", tuple(sorted(found))))
         return tuple(choices) or (Missing(la.name, m, "warp", ()),)
     if not _has(la, n, "warp"):
-        return (Missing(la.name, n, "warp", tuple(sorted(x for x in _columns(columns, used) if _fits(atom, rows, x)))),)
+        fits = (x for x in _columns(columns, used) if _fits(atom, rows, x, of))
+        return (Missing(la.name, n, "warp", tuple(sorted(fits))),)
     return ()
 
 
-def _direct(plan: Plan, la: Launch, n: str, k: str, target: Target) -> tuple[Missing, ...]:
+def _direct(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
     """Loops of a tile without slots: blocks along n, warps that share k, and before them perhaps blocks of a cluster."""
+    n, k = s.axes[-1], s.folded[-1]
     if not _has(la, n, "grid"):
         return (Missing(la.name, n, "grid", _covering(plan, n, direct_tiles.columns(plan, la, n, target))),)
     if not _has(la, k, "warp"):
         left, columns = plan.extent(la.tile.nest, k), plan.extent(la.tile.nest, n)
-        steps = (x for x in direct_tiles.shares(plan, la, k) if direct_tiles.fits(target, columns, -(-left // x)))
+        of = sides(plan.program, la.tile, s.out)[1]
+        steps = (x for x in direct_tiles.shares(plan, la, k) if direct_tiles.fits(target, columns, -(-left // x), of))
         found = (Missing(la.name, k, "warp", tuple(steps)),)
         if not target.can("cluster") or any(a.axis == k for a in la.tile.nest):
             return found
@@ -290,20 +300,20 @@ def _columns(n: int, used: int) -> list[int]:
     return [n // w for w in _WARPS if n % (8 * w) == 0 and used * w <= MOST_WARPS]
 
 
-def _fits(atom: str, m: int, n: int) -> bool:
+def _fits(atom: str, m: int, n: int, of: Sides) -> bool:
     """Whether a warp's m x n tile leaves registers to work with."""
-    return atom_registers(atom, m, n, 32) <= _MOST_REGISTERS
+    return atom_registers(atom, m, n, 32, of) <= _MOST_REGISTERS
 
 
-def _shares(atom: str, m: int, n: int) -> bool:
+def _shares(atom: str, m: int, n: int, of: Sides) -> bool:
     """Whether some division of an m x n block among warps fits."""
-    return any(_fits(atom, x, y) for x in _rows(m) for y in _columns(n, m // x))
+    return any(_fits(atom, x, y, of) for x in _rows(m) for y in _columns(n, m // x))
 
 
-def _group_rows(m: int, n: int, whole: int) -> list[int]:
+def _group_rows(m: int, n: int, whole: int, of: Sides) -> list[int]:
     """Rows of one warpgroup, where some division of the columns fits too."""
     rows = [m // w for w in _GROUPS if m % (_GROUP_ROWS * w) == 0]
-    return [x for x in rows if any(_holds(x, y) for y in _group_columns(n, m // x, whole))]
+    return [x for x in rows if any(_holds(x, y, of) for y in _group_columns(n, m // x, whole))]
 
 
 def _group_columns(n: int, used: int, whole: int) -> list[int]:
@@ -316,6 +326,6 @@ def _whole(plan: Plan, s: Stage) -> int:
     return 16 if any(plan.program.value(v).axes[-1] == s.axes[-1] for v in s.reads) else 8
 
 
-def _holds(m: int, n: int) -> bool:
+def _holds(m: int, n: int, of: Sides) -> bool:
     """Whether a warpgroup's m x n tile leaves its threads registers to work with."""
-    return atom_registers("wgmma", m, n, 16) <= _GROUP_SUMS
+    return atom_registers("wgmma", m, n, 16, of) <= _GROUP_SUMS

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.moves.base import Move, Site, legal_sites, put_work, refuse_path, register
+from emmy.ir.moves.base import (
+    Move,
+    Site,
+    legal_sites,
+    put_work,
+    refuse_beside,
+    refuse_path,
+    register,
+    works_beside,
+)
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
 from emmy.ir.target import Target
 
@@ -45,6 +54,8 @@ class Pipeline(Move):
         if atom is None or atom.name not in _ATOMS:
             found = atom.name if atom else "no atom"
             return f"{w.stage} has {found}; operands are read ahead for {', '.join(_ATOMS)}"
+        if reason := refuse_beside(self, plan, w.stage):
+            return reason
         if w.ahead:
             return f"{w.stage} reads its operands ahead already"
         if la.tile.roles:
@@ -56,11 +67,11 @@ class Pipeline(Move):
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         la = plan.launch(self.launch)
-        return put_work(plan, la, replace(la.tile.work(self.work or ""), ahead=True))
+        return put_work(plan, la, *(replace(w, ahead=True) for w in works_beside(plan, la, self.work or "")))
 
 
 def _refuse_rings(plan: Plan, la: Launch, w: Work) -> str | None:
-    reads = plan.program.stage(w.stage).reads
+    reads = {v for x in works_beside(plan, la, w.stage) for v in plan.program.stage(x.stage).reads}
     rings: list[Channel] = [c for c in la.tile.channels if c.value in reads]
     if not rings or len(rings) < len(la.tile.channels):
         return f"{w.stage} reads {len(rings)} of the {len(la.tile.channels)} rings of {la.name}: it must read all"

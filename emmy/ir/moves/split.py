@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from emmy.ir.beside import beside
 from emmy.ir.moves.base import (
     OPEN,
     Knob,
@@ -143,7 +144,8 @@ class Split(Move):
                 if around
                 else f"a cluster over {self.axis} cuts up the piece of a block: split({self.axis},grid,...) first"
             )
-        first, *others = (p.stage(w.stage) for w in la.tile.works)
+        first, alike = p.stage(la.tile.works[0].stage), beside(p, la.tile, la.tile.works[0].stage)
+        others = (p.stage(w.stage) for w in la.tile.works if w.stage not in alike)
         if la.tile.works[0].combine or self.axis not in first.folded or len(first.axes) != 2:
             return f"blocks of a cluster share an axis that {first.out} folds into a matrix, {self.axis} is none"
         if any(x.axis == self.axis for x in la.tile.nest):

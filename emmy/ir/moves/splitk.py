@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar
 
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_late_loop, refuse_path, register
+from emmy.ir.beside import beside
+from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_beside, refuse_late_loop, refuse_path, register
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, refuse_loops
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -23,7 +25,7 @@ class SplitK(Move):
                    C ..., Y = f(C)              k1: C = finish(combine over 4 parts), Y = f(C)
                                                 workspace C over k: 4 parts
 
-    The combining order is fixed, so results are repeatable. Refuses when the axis is split already, when channels are
+    Sums that are folded side by side are shared together. The combining order is fixed, so results are repeatable. Refuses when the axis is split already, when channels are
     placed, when another work of the launch folds the axis, or when the partial states exceed the workspace.
     """
 
@@ -61,8 +63,10 @@ class SplitK(Move):
             return f"{self.launch} has {len(la.tile.nest)} loops, one inside a block or over {axis}: splitk comes before them"
         if la.tile.channels:
             return f"{len(la.tile.channels)} channels are placed: splitk comes before stage"
+        if reason := refuse_beside(self, plan, self.out):
+            return reason
         others = [x.stage for x in la.tile.works if not x.combine and axis in plan.program.stage(x.stage).folded]
-        others = [x for x in others[: others.index(self.out) + 1] if x != self.out]
+        others = others[: others.index(self.out)]
         if others:
             return f"{', '.join(others)} folds {axis} in {self.launch} too: only one sum can be shared by blocks, cut first"
         return self._refuse_parts(plan, axis, target) or self._refuse_loops(plan, target)
@@ -79,14 +83,12 @@ class SplitK(Move):
         step = _part(size, max(self.parts, 1), target)
         if not 2 <= self.parts <= size or -(-size // step) != self.parts:
             return f"{axis} has {size}, which does not make {self.parts} parts of equal step"
-        s = plan.program.stage(self.out)
-        assert s.monoid is not None
         need = 0
-        for _, axes in s.monoid.components(s):
-            n = 4 * self.parts
-            for a in axes:
-                n *= upper(plan.program.dim(a))
-            need += n
+        for stage in beside(plan.program, plan.launch(self.launch).tile, self.out):
+            s = plan.program.stage(stage)
+            assert s.monoid is not None
+            for _, axes in s.monoid.components(s):
+                need += 4 * self.parts * prod(upper(plan.program.dim(a)) for a in axes)
         if need > _WORKSPACE_BYTES:
             return f"{self.parts} partial states take {need} bytes, the workspace has {_WORKSPACE_BYTES}"
         return None
@@ -95,14 +97,14 @@ class SplitK(Move):
         assert isinstance(self.parts, int)
         la = plan.launch(self.launch)
         axis = plan.program.stage(self.out).folded[0]
-        i = [w.stage for w in la.tile.works].index(self.out)
+        shared = beside(plan.program, la.tile, self.out)
+        i = [w.stage for w in la.tile.works].index(shared[-1])
         step = _part(upper(plan.program.dim(axis)), self.parts, target)
-        last = Launch(
-            f"k{len(plan.launches)}", Tile((Work(self.out, combine=True), *la.tile.works[i + 1 :])), (self.launch,)
-        )
+        combined = (Work(x, combine=True) for x in shared)
+        last = Launch(f"k{len(plan.launches)}", Tile((*combined, *la.tile.works[i + 1 :])), (self.launch,))
         nest = (*la.tile.nest, Loop(axis, target.block_level, step))
         first = replace(la, tile=replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
-        workspaces = (*plan.workspaces, Workspace(self.out, axis, self.parts))
+        workspaces = (*plan.workspaces, *(Workspace(x, axis, self.parts) for x in shared))
         return replace(plan.with_launch_after(first, last), workspaces=workspaces)
 
 

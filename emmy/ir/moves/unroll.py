@@ -8,7 +8,17 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS
 from emmy.ir.moves.atom import refuse_registers
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, put_work, refuse_path, register
+from emmy.ir.moves.base import (
+    OPEN,
+    Knob,
+    Move,
+    Site,
+    put_work,
+    refuse_beside,
+    refuse_path,
+    register,
+    works_beside,
+)
 from emmy.ir.plan import Launch, Plan, Work
 from emmy.ir.target import Target
 
@@ -53,6 +63,8 @@ class Unroll(Move):
         w = la.tile.work(self.work or "")
         if not w.atoms:
             return f"{w.stage} has no atom: unroll writes out steps of an atom's loop"
+        if reason := refuse_beside(self, plan, w.stage):
+            return reason
         if w.unroll != 1:
             return f"{w.stage} is unrolled by {w.unroll} already"
         if not w.nest or w.nest[-1].axis not in plan.program.stage(w.stage).folded:
@@ -70,7 +82,8 @@ class Unroll(Move):
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         assert isinstance(self.factor, int)
         la = plan.launch(self.launch)
-        return put_work(plan, la, replace(la.tile.work(self.work or ""), unroll=self.factor))
+        works = works_beside(plan, la, self.work or "")
+        return put_work(plan, la, *(replace(w, unroll=self.factor) for w in works))
 
 
 def _trips(plan: Plan, la: Launch, w: Work) -> int:

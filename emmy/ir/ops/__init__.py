@@ -1,6 +1,19 @@
 """Ops: what can be computed. `parse_op` reads an op's text."""
 
+from emmy.ir.ops.glu import Geglu, Glu, Swiglu
 from emmy.ir.ops.matmul import Matmul, matmul
 from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, Work, parse_op
 
-__all__ = ["Accumulate", "InputKind", "Matmul", "Op", "Storage", "Work", "matmul", "parse_op"]
+__all__ = [
+    "Accumulate",
+    "Geglu",
+    "Glu",
+    "InputKind",
+    "Matmul",
+    "Op",
+    "Storage",
+    "Swiglu",
+    "Work",
+    "matmul",
+    "parse_op",
+]

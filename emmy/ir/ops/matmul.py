@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -11,16 +10,14 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from emmy.errors import UsageError
-from emmy.ir.dtype import DTYPES, DType, Floats, decode, encode, epsilon, size_bytes
+from emmy.ir.dtype import DType, Floats, decode, encode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
-from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Sym, Value, upper
+from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes
+from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value
 
-Layout = Literal["kn", "nk"]
 Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
-_MAX_DIM = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +39,7 @@ class Matmul(Op):
     kind: ClassVar[str] = "matmul"
 
     def __post_init__(self) -> None:
-        for name, d in (("m", self.m), ("n", self.n), ("k", self.k)):
-            if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and not 1 <= d.lo <= d.hi):
-                raise UsageError(f"matmul: {name} is {d}, allowed 1..{_MAX_DIM}")
-        if isinstance(self.m, Sym) and (self.m.name, self.m.multiple) != ("m", 1):
-            raise UsageError(
-                f"matmul: the symbol {self.m} in multiples of {self.m.multiple}; m(lo..hi) in any multiple is allowed"
-            )
-        if self.dtype not in DTYPES or self.layout not in LAYOUTS:
-            allowed = f"{', '.join(DTYPES)} and {', '.join(LAYOUTS)}"
-            raise UsageError(f"matmul: dtype {self.dtype} and layout {self.layout}; allowed are {allowed}")
+        check_sizes("matmul", self.m, self.n, self.k, self.dtype, self.layout)
         if not set(self.epilogue) <= set(EPILOGUES) or len(set(self.epilogue)) != len(self.epilogue):
             allowed = f"any of {', '.join(EPILOGUES)}, each once"
             raise UsageError(f"matmul: epilogue {','.join(self.epilogue)}; allowed are {allowed}")
@@ -146,26 +134,10 @@ def _step(e: Epilogue, y: Expr) -> Expr:
             return Apply(e, (y,))
 
 
-_SIZE = r"[0-9]{1,18}"
-_DIMS = re.compile(rf"(?P<m>{_SIZE}|m\((?P<lo>{_SIZE})\.\.(?P<hi>{_SIZE})\))x(?P<n>{_SIZE})x(?P<k>{_SIZE})")
-
-
 def _parse(rest: str) -> Matmul:
-    shape, _, tail = rest.partition(":")
-    dtype, colon, options = tail.partition(":")
-    where = f"op 'matmul:{rest if len(rest) <= 100 else rest[:100] + '...'}'"
-    hit = _DIMS.fullmatch(shape)
-    if not hit:
-        raise UsageError(f"{where}: the shape is not MxNxK, such as 512x4096x3840 or m(1..4096)x4096x3840")
-    words = options.split(",") if colon else []
-    epilogue = tuple(e for w in words for e in EPILOGUES if e == w)
-    layouts = tuple(y for w in words for y in LAYOUTS if y == w)
-    if len(epilogue) + len(layouts) != len(words) or len(layouts) > 1:
-        raise UsageError(f"{where}: the options are not one of {', '.join(LAYOUTS)} and any of {', '.join(EPILOGUES)}")
-    if dtype not in DTYPES:
-        raise UsageError(f"{where}: the dtype is not one of {', '.join(DTYPES)}")
-    m: Dim = int(hit["m"]) if hit["lo"] is None else Sym("m", int(hit["lo"]), int(hit["hi"]))
-    return Matmul(m, int(hit["n"]), int(hit["k"]), dtype, layouts[0] if layouts else "kn", epilogue)
+    x = parse_sizes("matmul", rest, EPILOGUES)
+    epilogue = tuple(e for w in x.words for e in EPILOGUES if e == w)
+    return Matmul(x.m, x.n, x.k, x.dtype, x.layout, epilogue)
 
 
 PARSERS["matmul"] = _parse

@@ -1,0 +1,62 @@
+"""Sizes of a matrix product as an op's text says them: MxNxK, a dtype, and the words behind it. Knows no op."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from emmy.errors import UsageError
+from emmy.ir.dtype import DTYPES, DType
+from emmy.ir.program import Dim, Sym, upper
+
+Layout = Literal["kn", "nk"]  # how a weight is stored: [k,n], or [n,k] as the weight of torch's linear
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+_MAX_DIM = 1 << 24
+_SIZE = r"[0-9]{1,18}"
+_DIMS = re.compile(rf"(?P<m>{_SIZE}|m\((?P<lo>{_SIZE})\.\.(?P<hi>{_SIZE})\))x(?P<n>{_SIZE})x(?P<k>{_SIZE})")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an op's text says before its own options; `words` are the options, layouts left out."""
+
+    m: Dim
+    n: int
+    k: int
+    dtype: DType
+    layout: Layout
+    words: tuple[str, ...]
+
+
+def check_sizes(kind: str, m: Dim, n: int, k: int, dtype: str, layout: str) -> None:
+    """Raises UsageError for sizes below 1 or too large, odd symbols, unknown dtypes and layouts."""
+    for name, d in (("m", m), ("n", n), ("k", k)):
+        if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and not 1 <= d.lo <= d.hi):
+            raise UsageError(f"{kind}: {name} is {d}, allowed 1..{_MAX_DIM}")
+    if isinstance(m, Sym) and (m.name, m.multiple) != ("m", 1):
+        raise UsageError(f"{kind}: the symbol {m} in multiples of {m.multiple}; m(lo..hi) in any multiple is allowed")
+    if dtype not in DTYPES or layout not in LAYOUTS:
+        allowed = f"{', '.join(DTYPES)} and {', '.join(LAYOUTS)}"
+        raise UsageError(f"{kind}: dtype {dtype} and layout {layout}; allowed are {allowed}")
+
+
+def parse_sizes(kind: str, rest: str, options: tuple[str, ...]) -> Sizes:
+    """What `kind:rest` says, where any of `options` may stand beside a layout. Raises UsageError."""
+    shape, _, tail = rest.partition(":")
+    dtype, colon, said = tail.partition(":")
+    where = f"op '{kind}:{rest if len(rest) <= 100 else rest[:100] + '...'}'"
+    hit = _DIMS.fullmatch(shape)
+    if not hit:
+        raise UsageError(f"{where}: the shape is not MxNxK, such as 512x4096x3840 or m(1..4096)x4096x3840")
+    words = said.split(",") if colon else []
+    own = tuple(w for w in words if w in options)
+    layouts = tuple(y for w in words for y in LAYOUTS if y == w)
+    if len(own) + len(layouts) != len(words) or len(layouts) > 1:
+        more = f" and any of {', '.join(options)}" if options else ""
+        raise UsageError(f"{where}: the options are not one of {', '.join(LAYOUTS)}{more}")
+    found = next((d for d in DTYPES if d == dtype), None)
+    if found is None:
+        raise UsageError(f"{where}: the dtype is not one of {', '.join(DTYPES)}")
+    m: Dim = int(hit["m"]) if hit["lo"] is None else Sym("m", int(hit["lo"]), int(hit["hi"]))
+    return Sizes(m, int(hit["n"]), int(hit["k"]), found, layouts[0] if layouts else "kn", own)
