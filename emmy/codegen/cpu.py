@@ -46,6 +46,7 @@ from emmy.codegen.kernel import (
 )
 from emmy.codegen.steps import Advance, Close, Compute, Copy, FoldParts, For, Open, Outline, Step, Store, StoreState
 from emmy.errors import PlanError
+from emmy.ir.beside import beside
 from emmy.ir.dtype import DType
 from emmy.ir.expr import Axis
 from emmy.ir.plan import Plan, Work
@@ -155,10 +156,10 @@ class _Expand:
                     end = next(j for j in range(i, len(steps)) if steps[j] in (Close(name), StoreState(name)))
                     chain, used = self._chain(steps, end, scope)
                     taken |= used
-                    if steps[i + 1] == FoldParts(name):
+                    if FoldParts(name) in steps[i:end]:
                         out += fold_parts(w, w.stage(name), scope, chain)
                         w.places.update(chain.kept)
-                        taken |= {i + 1, end}
+                        taken |= {steps.index(FoldParts(name), i), end}
                     else:
                         out += self._open(name, scope, chain, steps[i + 1 : end])
                 case Compute(name) if name in self.folds:
@@ -225,6 +226,8 @@ class _Expand:
             ):
                 chain = Chain()  # the sums are the value, and where it belongs
         self.folds[name] = Fold(s, work, scope, home, chain)
+        if len(beside(w.plan.program, w.launch.tile, name)) > 1:
+            w.places.update(chain.kept)  # the next of them ends in the same pieces, so that what follows it may read this one
         return out
 
     def _piece(self, fold: Fold | Lifted, scope: Scope) -> tuple[Stmt, ...]:

@@ -390,9 +390,7 @@ class Simt(Contraction):
         for rings, own, count, each, step, lane in sides:
             for r in rings:
                 regs.append(Regs(f"{r.value}_frag", "f32", count * k))
-                loads += self._load(
-                    r, own, f"{r.value}_frag", count, each, step, lane, times(kk, Int(k)), now[r.value]
-                )
+                loads += self._load(r, own, f"{r.value}_frag", count, each, step, lane, times(kk, Int(k)), now[r.value])
         i, j, q = counter("i", rows), counter("j", columns), IntVar("q")
         at = plus(times(i, Int(columns)), j)
         fma: list[Stmt] = []

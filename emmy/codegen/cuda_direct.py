@@ -392,7 +392,9 @@ def direct(w: Walk, works: tuple[Work, ...]) -> Direct | None:
     m, n, k = mnk_axes(stage)
     firsts, seconds = operands(w.plan.program, (s.out for s in stages))
     if len(firsts) > 1:
-        raise w.cannot(f"{atom.name} reads one value by rows, {', '.join(s.out for s in stages)} read {', '.join(firsts)}")
+        raise w.cannot(
+            f"{atom.name} reads one value by rows, {', '.join(s.out for s in stages)} read {', '.join(firsts)}"
+        )
     assert m is not None
     loops = tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", "warp"))
     if len(loops) < len(w.nest) or sum(x.level == "warp" and x.axis == k for x in loops) > 1:

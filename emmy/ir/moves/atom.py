@@ -62,23 +62,30 @@ class BindAtom(Move):
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         for la in plan.launches:
-            for w in la.tile.works:
-                monoid = plan.program.stage(w.stage).monoid
-                if monoid is None or w.combine or not leads(plan.program, la.tile, w.stage):
-                    continue
-                staged = target.is_cpu or _staged(plan, la, w)
-                if not staged and missing_loops(plan, target):
-                    continue
-                if not in_turn(la.tile) and for_one(plan, la, target):
-                    continue  # who takes such tiles comes first
-                for inner in tuple(s.out for s in monoid.lift) or (None,):
-                    unit = _unit(la)
-                    kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
-                    kinds = (x for x in kinds if target.is_cpu or (x.unit == unit and _pays(x, target)))
-                    found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
-                    if found.keys() & {"mma", "wgmma"}:
-                        found.pop("simt", None)  # a matrix instruction does the same many times faster
-                    yield from found.values()
+            of_launch = tuple(cls._of_launch(plan, la, target))
+            yield from of_launch
+            if of_launch and not target.is_cpu:
+                return  # each launch needs one, and sorted they come in this order
+
+    @classmethod
+    def _of_launch(cls, plan: Plan, la: Launch, target: Target) -> Iterator[Site]:
+        for w in la.tile.works:
+            monoid = plan.program.stage(w.stage).monoid
+            if monoid is None or w.combine or not leads(plan.program, la.tile, w.stage):
+                continue
+            staged = target.is_cpu or _staged(plan, la, w)
+            if not staged and missing_loops(plan, target):
+                continue
+            if not in_turn(la.tile) and for_one(plan, la, target):
+                continue  # who takes such tiles comes first
+            for inner in tuple(s.out for s in monoid.lift) or (None,):
+                unit = _unit(la)
+                kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
+                kinds = (x for x in kinds if target.is_cpu or (x.unit == unit and _pays(x, target)))
+                found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
+                if found.keys() & {"mma", "wgmma"}:
+                    found.pop("simt", None)  # a matrix instruction does the same many times faster
+                yield from found.values()
 
     @classmethod
     def _site(cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind, inner: str | None) -> Site | None:
@@ -98,7 +105,16 @@ class BindAtom(Move):
         fixed = {n: d[0] for n, d in kind.domains(target).items() if len(d) == 1}
         m, n, k, width = (fixed.get(x, OPEN) for x in ("m", "n", "k", "width"))
         move = cls(la.name, w.stage, kind.name, m, n, k, width, inner)
-        return Site(move, tuple((x, d) for x, d in domains if x not in fixed))
+        names = tuple(x for x, _ in domains if x not in fixed)
+        if target.is_cpu:
+            return Site(move, tuple((x, d) for x, d in domains if x in names))
+        fills = (dict(zip(names, values, strict=True)) for values in product(*(dict(domains)[x] for x in names)))
+        legal = [fill for fill in fills if move.fill(fill).refuse(plan, target) is None]
+        if not legal:
+            return None
+        return Site(
+            move, tuple((x, tuple(v for v in dict(domains)[x] if any(f[x] == v for f in legal))) for x in names)
+        )
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan, work="required")
@@ -218,9 +234,9 @@ def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom
 
 
 def _staged(plan: Plan, la: Launch, w: Work) -> bool:
-    """Whether every input the work reads is in shared memory."""
-    reads = (v for v in plan.program.stage(w.stage).reads if plan.program.is_input(v))
-    return all(la.tile.channel(v) for v in reads)
+    """Whether every input is in shared memory that the work reads, or one beside it."""
+    reads = (v for x in works_beside(plan, la, w.stage) for v in plan.program.stage(x.stage).reads)
+    return all(la.tile.channel(v) for v in reads if plan.program.is_input(v))
 
 
 def _left(plan: Plan, la: Launch, w: Work, s: Stage) -> tuple[int, int, int]:

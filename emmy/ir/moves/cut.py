@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from emmy.ir.beside import leads
 from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.plan import Launch, Plan, Tile
 from emmy.ir.target import Target
@@ -26,7 +27,9 @@ class Cut(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        moves = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works[1:])
+        """Not between sums that are folded side by side: what they share would be brought twice."""
+        works = ((la, w.stage) for la in plan.launches for w in la.tile.works[1:])
+        moves = (cls(la.name, None, out) for la, out in works if leads(plan.program, la.tile, out))
         return legal_sites(moves, plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:

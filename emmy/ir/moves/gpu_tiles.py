@@ -9,6 +9,7 @@ for warpgroups that take such tiles in turn.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -256,16 +257,22 @@ def _agents(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool) -> tuple
 def _direct(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
     """Loops of a tile without slots: blocks along n, warps that share k, and before them perhaps blocks of a cluster."""
     n, k = s.axes[-1], s.folded[-1]
+    of, whole = sides(plan.program, la.tile, s.out)[1], plan.extent(la.tile.nest, s.folded[-1])
+
+    def fit(columns: int) -> Iterator[int]:
+        """Shares of k for which two steps of operands of so many columns fit the registers."""
+        every = direct_tiles.shares(plan, la, k)
+        return (x for x in every if direct_tiles.fits(target, columns, -(-whole // x), of))
+
     if not _has(la, n, "grid"):
-        return (Missing(la.name, n, "grid", _covering(plan, n, direct_tiles.columns(plan, la, n, target))),)
+        sizes = tuple(x for x in direct_tiles.columns(plan, la, n, target) if any(fit(x)))
+        return (Missing(la.name, n, "grid", _covering(plan, n, sizes)),)
     if not _has(la, k, "warp"):
-        left, columns = plan.extent(la.tile.nest, k), plan.extent(la.tile.nest, n)
-        of = sides(plan.program, la.tile, s.out)[1]
-        steps = (x for x in direct_tiles.shares(plan, la, k) if direct_tiles.fits(target, columns, -(-left // x), of))
+        steps = fit(plan.extent(la.tile.nest, n))
         found = (Missing(la.name, k, "warp", tuple(steps)),)
         if not target.can("cluster") or any(a.axis == k for a in la.tile.nest):
             return found
-        even = (left // parts for parts in _PARTS if left % (parts * 2 * direct_tiles.STEP) == 0)
+        even = (whole // parts for parts in _PARTS if whole % (parts * 2 * direct_tiles.STEP) == 0)
         return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))
     return ()
 

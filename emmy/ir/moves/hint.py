@@ -8,6 +8,7 @@ from math import prod
 from typing import ClassVar
 
 from emmy.ir.moves.base import Move, Site, legal_sites, put, refuse_ahead, refuse_path, register
+from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Channel, Launch, Plan
 from emmy.ir.target import Target
 
@@ -38,6 +39,7 @@ class Hint(Move):
             for la in plan.launches
             for c in la.tile.channels
             if plan.program.is_constant(c.value) and _reads(plan, la, c) == 1
+            if all(la.tile.channel(v) for v in contracted(plan, la))
         )
         return legal_sites(once, plan, target)
 

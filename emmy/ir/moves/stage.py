@@ -102,6 +102,8 @@ class Stage(Move):
             for transport, depths in found.items():
                 move = cls(la.name, None, values[0], transport, OPEN)
                 yield Site(move, (("depth", depths),), mandatory=True)
+            if found:
+                return  # each launch needs them, and sorted they come in this order
 
     @classmethod
     def _all_fit(cls, plan: Plan, la: Launch, target: Target, values: list[str], transport: str, depth: int) -> bool:

@@ -54,6 +54,8 @@ class Unroll(Move):
                     legal = _rolling(legal, _trips(plan, la, w)) or legal
                 if legal:
                     yield Site(cls(la.name, w.stage, OPEN), (("factor", legal),), mandatory=direct)
+                if legal and direct:
+                    return  # each launch needs one, and sorted they come in this order
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan, work="required")
