@@ -16,6 +16,7 @@ import numpy as np
 from emmy.codegen.lower import complete
 from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
+from emmy.ir.gpu import side_by_side
 from emmy.ir.moves import MOVES, Move, Site
 from emmy.ir.ops import Op
 from emmy.ir.plan import Plan
@@ -301,7 +302,7 @@ def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:
 
 def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
     """The site's move with values near the middle of its domains that are legal together."""
-    usual = _usual(str(site.move), target)
+    usual = _usual(site.move, plan, target)
     near = (sorted(d, key=lambda x: abs(x - usual)) if usual else _from_middle(d) for _, d in site.domains)
     options = product(*near)
     names = [n for n, _ in site.domains]
@@ -312,10 +313,16 @@ def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
     raise PlanError(f"{site.move}: no values in {site.domains} are legal together")
 
 
-def _usual(move: str, target: Target) -> int | None:
-    """The step that a loop of a GPU's tile has in a plain schedule; None for any other decision."""
-    loop = "/split(" in move and not target.is_cpu
-    return next((size for level, size in _USUAL if loop and f",{level}," in move), None)
+def _usual(move: Move, plan: Plan, target: Target) -> int | None:
+    """The step that a loop of a GPU's tile has in a plain schedule; None for any other decision.
+
+    Of sums that are folded side by side a tile has as many columns in all.
+    """
+    said = dict(move.arguments)
+    if target.is_cpu or move.name != "split":
+        return None
+    size = dict(_USUAL).get(str(said["level"]))
+    return size // side_by_side(plan, move.launch, str(said["axis"])) if size and said["level"] == "grid" else size
 
 
 def _from_middle(domain: tuple[int, ...]) -> list[int]:
