@@ -227,7 +227,9 @@ class _Expand:
                 chain = Chain()  # the sums are the value, and where it belongs
         self.folds[name] = Fold(s, work, scope, home, chain)
         if len(beside(w.plan.program, w.launch.tile, name)) > 1:
-            w.places.update(chain.kept)  # the next of them ends in the same pieces, so that what follows it may read this one
+            w.places.update(
+                chain.kept
+            )  # the next of them ends in the same pieces, so that what follows it may read this one
         return out
 
     def _piece(self, fold: Fold | Lifted, scope: Scope) -> tuple[Stmt, ...]:

@@ -354,10 +354,9 @@ class _Expand:
         """Steps of one kind of stages side by side become the first's: one fold holds all their sums. Closing names each."""
         out: list[Step] = []
         for s in steps:
-            same_kind = isinstance(s, _TOGETHER) and out and type(out[-1]) is type(s)
-            if same_kind and self._beside(s.stage)[0] == out[-1].stage != s.stage:
-                continue
-            out.append(s)
+            first = self._beside(s.stage)[0] if isinstance(s, _TOGETHER) else ""
+            if not (isinstance(s, _TOGETHER) and s.stage != first and out and out[-1] == replace(s, stage=first)):
+                out.append(s)
         return tuple(out)
 
     def _chain(self, i: int, steps: tuple[Step, ...]) -> tuple[Chain, set[int]]:
@@ -369,9 +368,7 @@ class _Expand:
         used: set[int] = set()
         for j in range(i + 1, len(steps)):
             s = steps[j]
-            if isinstance(s, Close | StoreState) and s.stage in folded:
-                made.add(s.stage)
-            elif isinstance(s, Compute) and self._follows(p.stage(s.stage), axes, made):
+            if isinstance(s, Close | StoreState | Compute) and self._follows(s, axes, made, folded):
                 made.add(s.stage)
             elif not (isinstance(s, Store) and s.stage in made):
                 continue
@@ -379,9 +376,14 @@ class _Expand:
             used.add(j)
         return Chain(self.w, tuple(chain)), used
 
-    def _follows(self, s: Stage, axes: tuple[str, ...], made: set[str]) -> bool:
-        here = {k.stage for k in self.w.launch.tile.works}
-        return not s.reduces and s.axes == axes and all(v in made or v not in here for v in s.reads)
+    def _follows(
+        self, s: Close | StoreState | Compute, axes: tuple[str, ...], made: set[str], folded: tuple[str, ...]
+    ) -> bool:
+        """Whether a step makes or finishes what it does of elements that are in registers; `folded`: side by side with them."""
+        if not isinstance(s, Compute):
+            return s.stage in folded
+        stage, here = self.w.plan.program.stage(s.stage), {k.stage for k in self.w.launch.tile.works}
+        return not stage.reduces and stage.axes == axes and all(v in made or v not in here for v in stage.reads)
 
     def _dealt(self, chain: Chain, stage: Stage, folds: Folds | None = None, widest: int = _WIDEST) -> tuple[Stmt, ...]:
         """The block's elements dealt to all threads, in vectors of at most `widest`. `folds` make the sums they begin with."""

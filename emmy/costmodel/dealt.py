@@ -27,6 +27,13 @@ def stored_value(plan: Plan, launch: Launch, atom: Atom) -> tuple[Value, int]:
     return value, 4 if space else size_bytes(value.dtype)
 
 
+def leaving(plan: Plan, launch: Launch, together: tuple[str, ...]) -> int:
+    """How many tiles leave a launch of those sums side by side, or of what becomes of them."""
+    if plan.workspace(together[0]):
+        return len(together)
+    return max(1, sum(plan.stored(plan.program.stage(s), launch) for s in together))
+
+
 def items(plan: Plan, launch: Launch, atom: Atom, n: str) -> set[int]:
     """Bytes of an element of what finished elements are made with that lies along `n` in memory."""
     return {size_bytes(x.dtype) for x in _used(plan, launch, atom) if x.axes[-1:] == (n,)}

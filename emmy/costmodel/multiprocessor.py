@@ -27,9 +27,9 @@ from emmy.costmodel.counting import (
     starts,
     waves,
 )
-from emmy.costmodel.dealt import exchange, items, stored_value
+from emmy.costmodel.dealt import exchange, items, leaving, stored_value
+from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
-from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import (
     GROUP,
     RESERVED_BYTES,
@@ -108,22 +108,26 @@ def filled_by_clusters(size: int, blocks: int) -> float:
 
 
 def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) -> Traffic | None:
-    """What `work`, a contraction by `atom` of two matrices, moves; None when it is no such thing, or reads what is in no slot."""
+    """What `work`, a contraction by `atom` of two matrices, moves with those side by side.
+
+    None when it is no such thing, or reads what is in no slot.
+    """
     tile, stage = launch.tile, plan.program.stage(work.stage)
-    names = [f.value for f in factors(stage.body) if isinstance(f, Read)]
+    together = beside(plan.program, tile, work.stage)
+    firsts, seconds = operands(plan.program, together)
     staged = {c.value for c in tile.channels}
     m, n, k = mnk_axes(stage)
-    flat = all(len(plan.program.value(v).axes) == 2 for v in {*staged, *names})
-    if m is None or len(names) != 2 or not flat:
+    flat = all(len(plan.program.value(v).axes) == 2 for v in {*staged, *firsts, *seconds})
+    if m is None or not seconds or not flat:
         return None
     if atom.name == "direct":
         return straight.traffic(plan, launch, work, atom)
-    if not staged.issuperset(names):
+    if not staged.issuperset((*firsts, *seconds)):
         return None
     w = Walk(plan, launch, target)
     w.place_rings()
-    a, b = (w.rings[v] for v in names)
-    if {a.rows, a.columns} != {m, k} or {b.rows, b.columns} != {n, k}:
+    a, b = (tuple(w.rings[v] for v in side) for side in (firsts, seconds))
+    if any({r.rows, r.columns} != {own, k} for own, side in ((m, a), (n, b)) for r in side):
         return None
     size = {x: plan.extent(tile.nest, x) for x in (m, n, k)}
     reads = _reads(atom, a, b, k, size[m] // atom.m, size[n] // atom.n, size[k])
@@ -141,17 +145,19 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
         if c.transport != "tma":
             granule = max(4, transfer_bytes(plan, tile.nest, c.value))
             fills += _fill(w.rings[c.value].layout, granule).times(times)
-        if c.value == names[1]:
+        if c.value in seconds:
             widest = granule
     agents = max(1, tile_warps(plan, tile) // (GROUP if atom.name == "wgmma" else 1))
     read, passed = reads.times(blocks * turns * agents), 0.0
     swap = exchange(plan, launch, atom, m, n)
     if swap:
         tiles = blocks / w.sharing
-        read += swap.taken.times(tiles)
-        fills, stores, passed = fills + swap.given.times(tiles), swap.stores.times(tiles), swap.passed_bytes * tiles
+        each = tiles * len(together)
+        read += swap.taken.times(each)
+        fills, stores, passed = fills + swap.given.times(each), swap.stores.times(tiles), swap.passed_bytes * each
     else:
         stores = _stores(plan, launch, atom, n, size[m], size[n]).times(blocks * agents)
+    stores = stores.times(leaving(plan, launch, together))
     return Traffic(
         read,
         fills,
@@ -244,7 +250,7 @@ def wave_bytes(plan: Plan, launch: Launch, work: Work, slots: float) -> float:
     n_waves = max(1.0, rows * columns / (high * wide)) * rest
     touched = {outer: high, inner: wide}
     total = 0.0
-    for name in stage.reads:
+    for name in dict.fromkeys(v for s in beside(program, tile, work.stage) for v in program.stage(s).reads):
         v = program.value(name)
         around = tile.nest[: tile.n_tile_loops]
         sizes = (min(touched.get(x, 1) * plan.extent(around, x), upper(program.dim(x))) for x in v.axes)
@@ -253,22 +259,24 @@ def wave_bytes(plan: Plan, launch: Launch, work: Work, slots: float) -> float:
 
 
 # ---------------------------------------------------------------- operands
-def _reads(atom: Atom, a: Ring, b: Ring, k: str, mt: int, nt: int, k_size: int) -> Count:
-    """Waves of one agent's operands for one fill."""
+def _reads(atom: Atom, a: tuple[Ring, ...], b: tuple[Ring, ...], k: str, mt: int, nt: int, k_size: int) -> Count:
+    """Waves of one agent's first and second operands for one fill."""
+    total = NONE
     if atom.name == "wgmma":  # reads through an engine of its own, from a layout that is made for it
-        item = a.layout.item
-        whole = mt * nt * (atom.m + atom.n) * k_size * item / WAVE_BYTES
+        item = a[0].layout.item
+        whole = max(len(a), len(b)) * mt * nt * (atom.m + atom.n) * k_size * item / WAVE_BYTES
         return Count(whole, whole)
     if atom.name == "simt":
-        lanes = ((a, mt, atom.m, 4, LANES // 8), (b, nt, atom.n, 8, LANES % 8))
-        total = NONE
-        for ring, atoms, step, across, lane in lanes:
+        for rings, atoms, step, across, lane in ((a, mt, atom.m, 4, LANES // 8), (b, nt, atom.n, 8, LANES % 8)):
             each = step // across
             first = tuple((lane * each).tolist())
-            total += _vectors(ring.layout, ring.columns == k, atoms, step, each, atom.k, first)
+            for ring in rings:
+                total += _vectors(ring.layout, ring.columns == k, atoms, step, each, atom.k, first)
         return total.times(k_size // atom.k)
-    read = _matrices(a.layout).times(mt) + _matrices(b.layout).times(nt / 2)
-    return read.times(k_size // _MMA_K)
+    for rings, count in ((a, mt), (b, nt / 2)):
+        for ring in rings:
+            total += _matrices(ring.layout).times(count)
+    return total.times(k_size // _MMA_K)
 
 
 @lru_cache(4096)

@@ -11,7 +11,8 @@ from math import prod
 import numpy as np
 
 from emmy.costmodel.counting import LANES, NONE, Count, Traffic, waves
-from emmy.costmodel.dealt import one_by_one, stored_value, stores, vectors
+from emmy.costmodel.dealt import leaving, one_by_one, stored_value, stores, vectors
+from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import sharers, sharing_blocks, warps
@@ -27,7 +28,8 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     stage = program.stage(work.stage)
     m, n, k = mnk_axes(stage)
     assert m is not None
-    b = _second(plan, stage)
+    b, together = _second(plan, stage), beside(program, tile, work.stage)
+    n_b = len(operands(program, together)[1])
     m_size, n_size, k_size = (upper(program.dim(x)) for x in (m, n, k))
     nest = tile.nest
     walked = {x: prod(plan.count(nest, i) for i, y in enumerate(nest) if y.axis == x) for x in (m, n)}
@@ -36,7 +38,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     rows, columns, steps = min(ROWS, m_size), plan.extent(nest, n), plan.extent(nest, k) // STEP
     item = size_bytes(b.dtype)
     # Every warp brings its rows of A for its columns; blocks of other rows bring B again.
-    fetched = float(item * (walked[m] * n_size * k_size + walked[n] * m_size * k_size))
+    fetched = float(item * (n_b * walked[m] * n_size * k_size + walked[n] * m_size * k_size))
     slots, agents = min(work.unroll, steps), warps(plan, nest)
     along_k = b.axes[-1] == k
     reads, fills = _shared(plan, launch, stage, atom, rows, along_k)
@@ -44,18 +46,18 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     if _shares_of(plan, launch, stage) > 1:
         out = one_by_one(plan, launch, atom, m, n, 1).times(1 / cluster)
         sums = rows * _columns(plan, launch, n) * sharers(plan, nest, stage)
-        passed = 4.0 * sums * (cluster - 1) * blocks / cluster
+        passed = 4.0 * len(together) * sums * (cluster - 1) * blocks / cluster
     else:
         pitch, size = n_size * stored_value(plan, launch, atom)[1], stored_value(plan, launch, atom)[1]
         out = _alone(rows, columns // atom.n, atom.n, along_k, size, pitch).times(agents)
     return Traffic(
-        reads.times(blocks * serial),
-        fills.times(blocks * serial),
-        out.times(blocks),
+        reads.times(blocks * serial * len(together)),
+        fills.times(blocks * serial * len(together)),
+        out.times(blocks * leaving(plan, launch, together)),
         fetched,
         fetched,
         passed,
-        float(agents * slots * STEP * item * (columns + rows)),
+        float(agents * slots * STEP * item * (n_b * columns + rows)),
         vector_bytes(along_k, atom.n),
         blocks,
         serial * (steps + slots) - slots,  # the loads of one piece end before those of the next begin
@@ -69,7 +71,8 @@ def shared_bytes(plan: Plan, launch: Launch, work: Work, atom: Atom) -> int:
     parts = sharers(plan, launch.tile.nest, stage)
     _, n, k = mnk_axes(stage)
     along_k = _second(plan, stage).axes[-1] == k
-    return 4 * parts * ROWS * _pitch(_columns(plan, launch, n), along_k) if _shares_of(plan, launch, stage) > 1 else 0
+    each = 4 * parts * ROWS * _pitch(_columns(plan, launch, n), along_k) if _shares_of(plan, launch, stage) > 1 else 0
+    return len(beside(plan.program, launch.tile, work.stage)) * each
 
 
 def _shares_of(plan: Plan, launch: Launch, stage: Stage) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, prod
 
+from emmy.ir.beside import beside
 from emmy.ir.dtype import size_bytes
 from emmy.ir.plan import Loop, Plan, Tile, Work
 from emmy.ir.program import upper
@@ -29,13 +30,17 @@ class Operand:
 
 
 class LoopNest:
-    """The loops around one work of a plan, and the arrays it touches. `operands[-1]` is what it computes."""
+    """The loops around one work of a plan and those side by side with it, and the arrays they touch. `operands[-1]` is what it
+    computes.
+    """
 
     def __init__(self, plan: Plan, tile: Tile, work: Work) -> None:
         stage = plan.program.stage(work.stage)
-        values = [plan.program.value(name) for name in stage.reads]
+        stages = [plan.program.stage(s) for s in beside(plan.program, tile, work.stage)]
+        values = [plan.program.value(name) for name in dict.fromkeys(v for s in stages for v in s.reads)]
         inputs = [Operand(v.name, v.axes, size_bytes(v.dtype)) for v in values]
-        self.operands = (*inputs, Operand(stage.out, stage.axes, ACCUMULATOR_BYTES))
+        sums = [Operand(s.out, s.axes, ACCUMULATOR_BYTES) for s in reversed(stages)]  # the work's own last
+        self.operands = (*inputs, *sums)
         self.axes = stage.every
         self.loops: tuple[Loop, ...] = tuple(x for x in (*tile.nest, *work.nest) if x.axis in self.axes)
         # left[d][axis] is what is left of an axis inside the outer d loops.

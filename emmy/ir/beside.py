@@ -35,6 +35,12 @@ def leads(program: Program, tile: Tile, stage: str) -> bool:
     return beside(program, tile, stage)[0] == stage
 
 
+def side_by_side(program: Program, axis: str) -> int:
+    """How many sums with that last axis a tile of the whole program would fold side by side; 1 where there are none."""
+    found = groups(program, (Work(s.out) for s in program.stages))
+    return max((len(g) for g in found if program.stage(g[0].stage).axes[-1:] == (axis,)), default=1)
+
+
 def operands(program: Program, stages: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(first factors, second factors) of products side by side, each once."""
     reads = [[f.value for f in factors(program.stage(s).body) if isinstance(f, Read)] for s in stages]

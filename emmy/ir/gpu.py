@@ -178,14 +178,6 @@ def sides(program: Program, tile: Tile, stage: str) -> tuple[int, int]:
     return len(firsts), len(seconds)
 
 
-def side_by_side(plan: Plan, launch: str, axis: str) -> int:
-    """How many sums with that last axis a launch folds side by side; 1 for any other axis."""
-    tile = plan.launch(launch).tile
-    stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
-    s = next((s for s in stages if s.reduces and s.axes[-1:] == (axis,)), None)
-    return len(beside(plan.program, tile, s.out)) if s else 1
-
-
 def atom_registers(atom: str, m: int, n: int, k: int, of: tuple[int, int] = (1, 1)) -> int:
     """Registers that a thread needs for sums and operands of a warp's m x n tile, folded by k at a time.
 

@@ -16,10 +16,11 @@ import numpy as np
 from emmy.codegen.lower import complete
 from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
-from emmy.ir.gpu import side_by_side
+from emmy.ir.beside import side_by_side
 from emmy.ir.moves import MOVES, Move, Site
 from emmy.ir.ops import Op
 from emmy.ir.plan import Plan
+from emmy.ir.program import Program
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.search.space import Decision, Node, Point, Value
@@ -249,7 +250,7 @@ class ScheduleSpace:
         if d.ordered:
             near = d.values[(len(d.values) - 1) // 2] if d.values else 0
             if "/split(" in d.name and not any(f"({a},warp," in d.name for a in folded):
-                near = _usual(d.name, self.target) or 256
+                near = _usual(d.name, self.program, self.target) or 256
             return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
         marks = [f",{self.target.block_level},", *(f"({a},{level}," for level in ("serial", "warp") for a in folded)]
         marks += [",warpgroup,", ",tma,", "/stage(", "/specialize(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
@@ -302,7 +303,7 @@ def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:
 
 def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
     """The site's move with values near the middle of its domains that are legal together."""
-    usual = _usual(site.move, plan, target)
+    usual = _usual(str(site.move), plan.program, target)
     near = (sorted(d, key=lambda x: abs(x - usual)) if usual else _from_middle(d) for _, d in site.domains)
     options = product(*near)
     names = [n for n, _ in site.domains]
@@ -313,16 +314,17 @@ def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
     raise PlanError(f"{site.move}: no values in {site.domains} are legal together")
 
 
-def _usual(move: Move, plan: Plan, target: Target) -> int | None:
+def _usual(move: str, program: Program, target: Target) -> int | None:
     """The step that a loop of a GPU's tile has in a plain schedule; None for any other decision.
 
     Of sums that are folded side by side a tile has as many columns in all.
     """
-    said = dict(move.arguments)
-    if target.is_cpu or move.name != "split":
+    _, loop, said = move.partition("/split(")
+    if not loop or target.is_cpu:
         return None
-    size = dict(_USUAL).get(str(said["level"]))
-    return size // side_by_side(plan, move.launch, str(said["axis"])) if size and said["level"] == "grid" else size
+    axis, level = said.split(",")[:2]
+    size = next((size for name, size in _USUAL if name == level), None)
+    return size // side_by_side(program, axis) if size and level == "grid" else size
 
 
 def _from_middle(domain: tuple[int, ...]) -> list[int]:

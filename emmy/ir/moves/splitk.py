@@ -25,8 +25,9 @@ class SplitK(Move):
                    C ..., Y = f(C)              k1: C = finish(combine over 4 parts), Y = f(C)
                                                 workspace C over k: 4 parts
 
-    Sums that are folded side by side are shared together. The combining order is fixed, so results are repeatable. Refuses when the axis is split already, when channels are
-    placed, when another work of the launch folds the axis, or when the partial states exceed the workspace.
+    Sums that are folded side by side are shared together. The combining order is fixed, so results are repeatable. Refuses
+    when the axis is split already, when channels are placed, when another work of the launch folds the axis, or when the
+    partial states exceed the workspace.
     """
 
     out: str

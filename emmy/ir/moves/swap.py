@@ -25,8 +25,8 @@ class Swap(Move):
              atom m over m, n over n                       atom m over n, n over m
 
     No rows of an instruction are wasted on tokens that do not exist. Its sums lie transposed: they pass through shared
-    memory, from where they leave in vectors along n. Products that are folded side by side are swapped together. Refuses what is no product of two matrices, and CPUs, whose atoms have
-    any number of rows.
+    memory, from where they leave in vectors along n. Products that are folded side by side are swapped together. Refuses what
+    is no product of two matrices, and CPUs, whose atoms have any number of rows.
     """
 
     out: str

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from emmy.ir.dtype import DType, decode, encode, epsilon, size_bytes
+from emmy.ir.dtype import DType, Floats, decode, encode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
 from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes
@@ -60,7 +60,7 @@ class Glu(Op):
         for v in program.inputs:
             shape = [size[a] for a in v.axes]
             if kind == "integer":
-                x = rng.integers(-2, 3, shape).astype(np.float64)
+                x: Floats = rng.integers(-2, 3, shape).astype(np.float64)
                 if v.constant:
                     x *= rng.random(shape) < self.filled
             else:
