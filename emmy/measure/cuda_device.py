@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from emmy.errors import EmmyError
 from emmy.ir.dtype import DType
+from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op
 from emmy.measure.answers import Answers, HostAnswers
@@ -17,7 +18,7 @@ from emmy.measure.cuda_timing import GraphTiming
 from emmy.measure.device import Buffer, Call, Device, Runnable, State
 from emmy.measure.nvml import Meter
 from emmy.measure.references import References
-from emmy.measure.stock import TorchMatmul
+from emmy.measure.stock import torch_stock
 from emmy.measure.timing import Participant, Timing
 from emmy.measure.torch_answers import TorchAnswers
 from emmy.runtime import launcher
@@ -53,10 +54,10 @@ class CudaDevice(Device):
         return _CudaPlan(LoadedPlan(library, "cuda"), self.context.stream)
 
     def stock(self, op: Op) -> tuple[str, Runnable] | None:
-        return ("torch", TorchMatmul(op, tensor)) if self._has_torch and isinstance(op, Matmul) else None
+        return torch_stock(op, tensor) if self._has_torch else None
 
     def answers(self, op: Op) -> Answers:
-        if self._has_torch and isinstance(op, Matmul):
+        if self._has_torch and isinstance(op, Matmul | Glu):
             return TorchAnswers(op, "cuda", tensor, self._answer_bytes)
         return HostAnswers(op, self.references, self.memory_bytes // 4)
 

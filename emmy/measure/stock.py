@@ -1,7 +1,7 @@
 """What a user would run without Emmy, as something a measurer can time: torch, else numpy. Knows no schedules.
 
-It is stock's best case: outputs are written in place (no allocation is timed), gradients are off, and the bias rides on
-the matrix product where torch can do that.
+It is stock's best case: outputs are written in place (no allocation is timed), gradients are off, the bias rides on the
+matrix product where torch can do that, and a gated pair's two weights are one, merged before anything is timed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.expr import FUNCTIONS, Array
+from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
@@ -26,14 +27,27 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() if importlib.util.find_spec("torch"):
+        case Matmul() | Glu() if importlib.util.find_spec("torch"):
             import torch
 
             torch.set_num_threads(threads)
             torch.set_grad_enabled(False)
-            return "torch", TorchMatmul(op, host_tensor)
+            return torch_stock(op, host_tensor)
         case Matmul(dtype="f32"):  # the threads of numpy's BLAS were set in the worker's environment
             return "numpy", NumpyMatmul(op)
+        case Glu(dtype="f32"):
+            return "numpy", NumpyGlu(op)
+        case _:
+            return None
+
+
+def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> tuple[str, Runnable] | None:
+    """The same by torch, wherever `tensor` says that a buffer's memory is."""
+    match op:
+        case Matmul():
+            return "torch", TorchMatmul(op, tensor)
+        case Glu():
+            return "torch", TorchGlu(op, tensor)
         case _:
             return None
 
@@ -71,6 +85,49 @@ class TorchMatmul:
                 case "silu":
                     steps.append(partial(torch.nn.functional.silu, out, inplace=True))
         return _in_turn(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchGlu:
+    """torch.mm on the merged weight, then the activation and the product, as eager torch does.
+
+    The weight is merged when bound, so it must be written by then. Sums are rounded to the op's dtype before the activation.
+    """
+
+    op: Glu
+    tensor: Callable[[Buffer], torch.Tensor]
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        import torch
+
+        x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
+        a, y, n = x["A"], x["Y"], self.op.n
+        merged = torch.cat((x["G"], x["U"])).t() if self.op.layout == "nk" else torch.cat((x["G"], x["U"]), 1)
+        both = torch.empty((a.shape[0], 2 * n), dtype=a.dtype, device=a.device)
+        gate, up = both[:, :n], both[:, n:]
+        steps: list[Callable[[], object]] = [partial(torch.mm, a, merged, out=both)]
+        match self.op.activation:
+            case "gelu_tanh":
+                steps.append(partial(torch.ops.aten.gelu.out, gate, approximate="tanh", out=y))
+            case "silu":
+                steps.append(partial(torch.ops.aten.silu.out, gate, out=y))
+        return _in_turn([*steps, partial(y.mul_, up)])
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyGlu:
+    """numpy.matmul on the merged weight, then the activation and the product."""
+
+    op: Glu
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        x = {name: buffer.read() for name, buffer in buffers.items()}
+        a, y, n = x["A"], x["Y"], self.op.n
+        merged = np.concatenate((x["G"], x["U"])).T if self.op.layout == "nk" else np.concatenate((x["G"], x["U"]), 1)
+        both = np.empty((a.shape[0], 2 * n), a.dtype)
+        gate, up = both[:, :n], both[:, n:]
+        activate = partial(_apply, FUNCTIONS[self.op.activation][1], gate)
+        return _in_turn([partial(np.matmul, a, merged, out=both), activate, partial(np.multiply, gate, up, out=y)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls only.
+"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls and pairs of them.
 
-Inputs are drawn as `Matmul.inputs` describes them, by torch's generator. The products are the vendor library's, in another
+Inputs are drawn as the op's `inputs` describes them, by torch's generator. The products are the vendor library's, in another
 precision and by other code than any candidate's. Must not know plans or timing.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.dtype import DType
+from emmy.ir.ops.glu import Activation, Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Accumulate, Storage
 from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
+Products = Matmul | Glu
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
 class TorchAnswers(Answers):
     """On torch's `device`. `tensor` gives a buffer's memory as a tensor; `limit_bytes` is what inputs and outputs may take."""
 
-    def __init__(self, op: Matmul, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
+    def __init__(self, op: Products, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
         super().__init__(op)
-        self.matmul, self._device, self._tensor, self._limit_bytes = op, device, tensor, limit_bytes
+        self.products, self._device, self._tensor, self._limit_bytes = op, device, tensor, limit_bytes
         self._inputs: dict[str, Tensors] = {}  # by case
         self._outputs: dict[str, Tensors] = {}  # by case
 
@@ -79,23 +81,25 @@ class TorchAnswers(Answers):
         if key not in self._inputs:
             self._make_room()
             self._inputs[key] = {
-                v.name: self._draw(case, i, v.name, v.dtype) for i, v in enumerate(self.matmul.program().inputs)
+                v.name: self._draw(case, i, v.name, v.dtype) for i, v in enumerate(self.products.program().inputs)
             }
         return self._inputs[key]
 
     def _draw(self, case: Case, number: int, name: str, dtype: DType) -> torch.Tensor:
         import torch
 
-        program = self.matmul.program()
+        program = self.products.program()
         extent = program.sizes(case.sizes)
         shape = [extent[a] for a in program.value(name).axes]
         random = torch.Generator(self._device)
         random.manual_seed(1000 * case.seed + number)
         if case.kind == "integer":
             x = torch.randint(-2, 3, shape, generator=random, device=self._device, dtype=torch.int8)
+            if isinstance(self.products, Glu) and program.is_constant(name):
+                x *= torch.rand(shape, generator=random, device=self._device) < self.products.filled
         else:
             x = torch.randn(shape, generator=random, device=self._device, dtype=torch.float32)
-            x *= 1 / sqrt(self.matmul.k) if name == "B" else 1.0
+            x *= 1 / sqrt(self.products.k) if name in ("B", "G", "U") else 1.0
         return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
     def _right(self, case: Case) -> Tensors:
@@ -103,7 +107,7 @@ class TorchAnswers(Answers):
         if key not in self._outputs:
             given = self._given(case)
             self._make_room()
-            self._outputs[key] = {self.matmul.program().outputs[0]: reference(self.matmul, given)}
+            self._outputs[key] = {self.products.program().outputs[0]: reference(self.products, given)}
         return self._outputs[key]
 
     def _make_room(self) -> None:
@@ -116,15 +120,30 @@ class TorchAnswers(Answers):
         return self.op.program().value(name).dtype
 
 
-def reference(op: Matmul, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The float64 output for inputs in any dtype, as `Matmul.reference` defines it."""
-    import torch
-    from torch.nn import functional
+def reference(op: Products, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The float64 output for inputs in any dtype, as the op's `reference` defines it."""
+    if isinstance(op, Glu):
+        gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
+        return _activated(op.activation, gate).mul_(up)
+    return _finished(op, _product(op, inputs["A"], inputs["B"]), inputs)
 
-    a, b = inputs["A"].double(), inputs["B"]
-    y = torch.empty((a.shape[0], op.n), dtype=torch.float64, device=a.device)
+
+def _product(op: Products, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    a, y = a.double(), torch.empty((a.shape[0], op.n), dtype=torch.float64, device=a.device)
     for columns in _chunks(op.n, op.k):
         y[:, columns] = a @ (b[:, columns].double() if op.layout == "kn" else b[columns].double().t())
+    return y
+
+
+def _activated(name: Activation, y: torch.Tensor) -> torch.Tensor:
+    from torch.nn import functional
+
+    return functional.gelu(y, approximate="tanh") if name == "gelu_tanh" else functional.silu(y)
+
+
+def _finished(op: Matmul, y: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for e in op.epilogue:
         match e:
             case "bias":
@@ -133,10 +152,8 @@ def reference(op: Matmul, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
                 y *= inputs["scale"].double()
             case "residual":
                 y += inputs["R"].double()
-            case "gelu_tanh":
-                y = functional.gelu(y, approximate="tanh")
-            case "silu":
-                y = functional.silu(y)
+            case "gelu_tanh" | "silu":
+                y = _activated(e, y)
     return y
 
 

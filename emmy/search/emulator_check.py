@@ -17,6 +17,7 @@ from emmy.codegen.lower import complete
 from emmy.errors import EmuError, PlanError, UsageError
 from emmy.ir.gpu import accumulation, transfer_bytes
 from emmy.ir.ops import Op
+from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
 from emmy.ir.program import Sym, upper
@@ -77,7 +78,7 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     None when no op of a feasible size has that plan.
     """
     whole = op if op.work().flops <= _MOST_FLOPS else None
-    if not isinstance(op, Matmul) or op.work().flops <= _WHOLE_FLOPS:
+    if not isinstance(op, Matmul | Glu) or op.work().flops <= _WHOLE_FLOPS:
         return whole
     plan = replay(op.program(), schedule, target)
     form = _form(plan)
@@ -93,7 +94,7 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     return whole
 
 
-def _smaller(op: Matmul, plan: Plan) -> Iterator[Matmul]:
+def _smaller(op: Matmul | Glu, plan: Plan) -> Iterator[Matmul | Glu]:
     """The op with fewer tiles along each axis, a ragged last one kept, smallest first."""
     tries = (_lengths(plan, axis, size) for axis, size in (("m", upper(op.m)), ("n", op.n), ("k", op.k)))
     for m, n, k in sorted(product(*tries), key=lambda s: s[0] * s[1] * s[2]):

@@ -49,12 +49,17 @@ class Case:
     published: Mapping[str, Mapping[str, float]] = field(hash=False)  # card -> lane -> microseconds, by its publisher
 
     def op_text(self) -> str | None:
-        """The op this case is, or None while no op expresses its kind."""
-        if self.kind != "matmul":
-            return None
+        """The op this case is, or None while no op expresses its kind. Fused and cut forms are schedules of one op."""
+        match self.kind:
+            case "matmul":
+                op, n, k = "matmul", "N", "K"
+            case "mlp_geglu":
+                op, n, k = "geglu", "N_inter", "K_hidden"
+            case _:
+                return None
         m = SYMBOLIC_M if self.dynamic_m else str(self.dims["M"])
         options = ":nk" if self.weight_layout == "nk" else ""
-        return f"matmul:{m}x{self.dims['N']}x{self.dims['K']}:{self.dtype}{options}"
+        return f"{op}:{m}x{self.dims[n]}x{self.dims[k]}:{self.dtype}{options}"
 
 
 @cache
