@@ -141,7 +141,11 @@ class Works(ABC):
     def take(self, name: str) -> None:
         """The sums of all blocks of the cluster, for this block's part of the elements: from here on its piece of the axis."""
         cluster, axis = self.cta.cluster, self.stage(name).axes[0]
-        lo, hi = self.env[axis]
+        own = next(
+            b for b in self.accumulators(name).values() if axis in b.axes
+        )  # of the tile, which the piece is part of
+        at = own.axes.index(axis)
+        lo, hi = own.lo[at], own.lo[at] + own.data.shape[at]
         part = -(-(hi - lo) // cluster.size)
         first = min(hi, lo + self.cta.rank * part)
         self.env[axis] = (first, min(hi, first + part))

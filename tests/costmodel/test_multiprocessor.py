@@ -147,6 +147,55 @@ def test_consumers_that_take_tiles_in_turn_move_what_their_text_does(nk: str, st
     assert (r.smem_bytes - 1024) // each == 2 * 2 + (2 if store else 0)
 
 
+PAIR = f"{TILE} " + " ".join(f"k0/stage({v},{{by}},2)" for v in "AGU") + " k0.gate/atom({atom})"
+PAIRS = {
+    "matrices": ("f16:nk", "rtx4090", PAIR.format(by="cp_async", atom=MMA)),
+    "sums in halves": ("f16", "rtx5090", PAIR.format(by="tma", atom="hybrid,16,8,32")),
+    "f32": ("f32:nk", "h200", PAIR.format(by="tma", atom=SIMT)),
+    "blocks share k": ("f16", "h200", f"k0/splitk(gate,2) {PAIR.format(by='tma', atom=MMA)}"),
+    "a cluster": ("bf16:nk", "h200", PAIR.format(by="tma", atom=MMA).replace("k0/split(k", "k0/split(k,cluster,64) k0/split(k")),
+    "warpgroups": (
+        "f16:nk", "h200",
+        PAIR.format(by="tma", atom="wgmma,64,64,16").replace(TILE, "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) "
+        "k0/split(m,warpgroup,64)"),
+    ),
+    "swapped": (
+        "f16:nk", "h200",
+        "k0/swap(gate) " + PAIR.format(by="tma", atom="wgmma,64,32,16").replace(TILE, "k0/split(m,grid,32) k0/split(n,grid,64) "
+        "k0/split(k,serial,64) k0/split(n,warpgroup,64)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_sums_side_by_side_move_what_their_text_does(name: str) -> None:
+    kind, gpu, schedule = PAIRS[name]
+    moved, counted = _both(f"geglu:128x128x128:{kind}", schedule, gpu)
+    by_engine = counted.wgmma_bytes / WAVE_BYTES
+    assert (moved.reads.taken, moved.reads.ideal) == (
+        counted.smem_load_waves + by_engine,
+        counted.smem_load_waves_ideal + by_engine,
+    )
+    assert (moved.stores.taken, moved.stores.ideal) == (
+        counted.global_store_sectors,
+        counted.global_store_sectors_ideal,
+    )
+    assert moved.asked_bytes == counted.cp_async_bytes + counted.tma_load_bytes
+    assert moved.exchanged_bytes == counted.dsmem_bytes
+    if not counted.cp_async_bytes:
+        assert moved.fills.taken == counted.smem_store_waves
+
+
+@pytest.mark.parametrize("share", ["k0/split(k,warp,64)", "k0/split(k,cluster,128) k0/split(k,warp,64)"])
+@pytest.mark.parametrize("nk", ["", ":nk"])
+def test_few_rows_of_both_weights_move_what_their_text_does(nk: str, share: str) -> None:
+    schedule = f"k0/split(m,grid,8) k0/split(n,grid,16) {share} k0.gate/atom(direct,8,16,32) k0.gate/unroll(2)"
+    moved, counted = _both(f"geglu:8x64x256:f16{nk}", schedule, "h200")
+    assert moved.reads.taken == counted.smem_load_waves and moved.fills.taken == counted.smem_store_waves
+    assert moved.stores.taken == counted.global_store_sectors and moved.asked_bytes == counted.global_load_bytes
+    assert moved.exchanged_bytes == counted.dsmem_bytes
+
+
 SHARED_K = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,cluster,{}) k0/split(k,serial,32) "
 WARPS, GROUPS = "k0/split(m,warp,32) k0/split(n,warp,32) ", "k0/split(m,warpgroup,64) k0/split(n,warpgroup,32) "
 TMA = "k0/stage(A,tma,2) k0/stage(B,tma,2) "

@@ -47,6 +47,22 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(n,warpgroup,64) k0/stage(A,tma,2) "
         "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
+    "pair": (
+        "geglu:192x32x192:f16:nk",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(G,tma,2) k0/stage(U,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.gate/atom(wgmma,64,32,16)",
+    ),
+    "pair swapped": (
+        "geglu:16x192x192:f16:nk",
+        "k0/swap(gate) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(n,warpgroup,64) "
+        "k0/stage(A,tma,2) k0/stage(G,tma,2) k0/stage(U,tma,2) k0/specialize(1,0,0) k0/persist(2) "
+        "k0.gate/atom(wgmma,64,16,16)",
+    ),
+    "pair by cp.async": (
+        "geglu:48x40x104:f16:nk",
+        "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) k0/stage(A,cp_async,3) "
+        "k0/stage(G,cp_async,3) k0/stage(U,cp_async,3) k0.gate/atom(mma,16,8,16)",
+    ),
     "tma store": (
         "matmul:16x64x64:f16:nk",
         "k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,32) "

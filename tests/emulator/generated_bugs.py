@@ -1,7 +1,8 @@
 """Faults planted in generated kernels: edits of the text that a schedule makes, each by a regular expression.
 
 Left out because they are harmless, or only slow: one lane that waits for its warp before a wgmma, which the warp begins as one;
-one arrival for a warpgroup after its wait_group, where the barrier counts warpgroups; parts of a cluster read in another order.
+one arrival for a warpgroup after its wait_group, where the barrier counts warpgroups; parts of a cluster read in another order;
+a group of its own for each wgmma of a pair.
 """
 
 from __future__ import annotations
@@ -438,6 +439,60 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ),
         ("sums are given while steps are under way", _LAST_WAIT, "", "race wrong copy"),
         ("tokens of the wrong block are fetched", r"(&A_map, .*), k, m_lo\)", r"\1, m_lo, k)", "wrong"),
+    ),
+    *_bugs(
+        "pair",
+        ("U's products take G's slot", r"desc_k_sw128\(smem \+ U_now\)", "desc_k_sw128(smem + G_now)", "wrong"),
+        ("U lies on G's slots", r"slot \* 4096 \+ 24576", "slot * 4096 + 16384", "wrong race proxy copy barrier"),
+        (
+            "U fills the slot of G",
+            r"(&A_map.*\n.*\n.*smem \+ slot \* 4096 \+ )24576",
+            r"\g<1>16384",
+            "wrong race proxy copy",
+        ),
+        ("the barrier expects A and G only", r"32768, 16384\)", "32768, 12288)", "barrier race proxy copy deadlock"),
+        ("U is fetched from G", "&U_map, smem", "&G_map, smem", "wrong"),
+        ("one step too many is under way", r"emmy_wgmma_wait<1>", "emmy_wgmma_wait<2>", "race"),
+        (
+            "no product of U is committed",
+            r"(^ +emmy_wgmma_n32.*up_sums.*\n)( +emmy_wgmma_commit\(\);\n)",
+            r"\2\1",
+            "race wrong copy registers",
+        ),
+        ("sums of U are read while a step is under way", _LAST_WAIT, "", "race wrong copy"),
+        ("sums of U are not cleared", r"up_sums\[e\] = 0\.0f", "up_sums[e] = gate_sums[0] + 1.0f", "wrong"),
+        ("the factors change places", r"float x = gate_sums(.*\n.*)up_sums", r"float x = up_sums\1gate_sums", "wrong"),
+    ),
+    *_bugs(
+        "pair swapped",
+        ("sums of U lie on those of G", r"\+ 41248", "+ 36896", "race wrong"),
+        ("sums of U lie on the ring", r"\+ 41248", "+ 20480", "race proxy copy"),
+        (
+            "sums are taken before the threads have met",
+            rf"{_GIVEN} +emmy_bar_sync\(1, 128\);\n( +u32)",
+            r"\1\2",
+            "race",
+        ),
+        ("tokens of the step before", r"smem \+ A_now\)", "smem + (A_now ^ 2048))", "race proxy wrong"),
+        ("U's products take G's slot", r"smem \+ U_now\)", "smem + G_now)", "wrong"),
+    ),
+    *_bugs(
+        "pair by cp.async",
+        ("U is not waited for", r"emmy_cp_async_wait<1>", "emmy_cp_async_wait<2>", "race copy"),
+        (
+            "U is copied behind the group",
+            r"(#pragma unroll\n.*U_from \+ k .*\n)( +emmy_cp_async_commit\(\);\n)",
+            r"\2\1",
+            "race copy",
+        ),
+        ("U's operands are G's", r"(emmy_mma_f32_f16\(up_sums.*), U_frag", r"\1, G_frag", "wrong"),
+        ("U's second set is not read", r"U_frag \+ \(\(kk \+ 1\) & 1\) \* 8", "U_frag", "wrong"),
+        (
+            "U lies where G's last slot ends",
+            r"slot \+ 2\) % 3 \* 2048 \+ 12288",
+            "slot + 2) % 3 * 2048 + 10240",
+            "race wrong copy",
+        ),
     ),
     *_bugs(
         "tma store",

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from emmy.errors import EmmyError, UsageError
 from emmy.ir.dtype import DTYPES, decode, encode
-from emmy.ir.ops import Matmul, matmul, parse_op
+from emmy.ir.expr import FUNCTIONS
+from emmy.ir.ops import Geglu, Matmul, Swiglu, matmul, parse_op
 from emmy.ir.ops.matmul import EPILOGUES
 from emmy.ir.program import Sym
 from emmy.testing.op_contract import OpContract
@@ -23,6 +24,16 @@ class TestMatmul(OpContract):
         matmul(6, 4, 129, "bf16", "kn", ("scale", "residual")),
         matmul(Sym("m", 2, 9), 8, 16, "bf16", "nk", ("bias", "silu", "residual")),
         matmul(Sym("m", 1, 1), 3, 2, "f32", "kn", ("residual", "bias", "scale")),
+    )
+
+
+class TestGlu(OpContract):
+    ops = (
+        Geglu(1, 1, 1),
+        Geglu(5, 7, 33, layout="nk"),
+        Swiglu(6, 4, 129, "bf16"),
+        Geglu(Sym("m", 2, 9), 8, 16, "f16", "nk"),
+        Swiglu(Sym("m", 1, 1), 3, 2, "f32", "nk"),
     )
 
 
@@ -48,6 +59,7 @@ def test_any_matmul_has_a_key_that_parses_back(m, n, k, dtype, layout, epilogue)
         "matmul:٣x4x5:f32", "matmul:3x4x5:f32:", "matmul:3x4x5:f32:bias,", "matmul:3x4x5:f32:bias,bias", "matmul:3X4X5:f32",
         "matmul:3x4x5:f32:kn,nk", "matmul:3x4x5:f32:relu", "matmul:m(5..3)x4x5:f32", "matmul:m(0..3)x4x5:f32",
         "matmul:m(1..)x4x5:f32", "matmul:n(1..3)x4x5:f32", "matmul:3xm(1..4)x5:f32", "matmul:3x4x5 :f32", "matmul:3x4x5:f32 x",
+        "geglu:3x4x5:f32:bias", "geglu:3x4x5", "swiglu:0x4x5:f32", "swiglu:3x4x5:f32:nk,nk", "geglu:m(1..)x4x5:f16:kn", "glu:3x4x5:f32",
         "matmul:" + "9" * 5000 + "x4x5:f32", "matmul:3x4x5:f32:" + "bias," * 5000, "matmul:\x00x4x5:f32",
     ],
 )  # fmt: skip
@@ -79,6 +91,8 @@ def test_random_text_never_escapes_as_another_error(text: str):
         lambda: matmul(1, 1, 1, epilogue=("relu",)),
         lambda: matmul(1, 1, 1, epilogue=("bias", "bias")),
         lambda: matmul(Sym("b", 1, 4), 1, 1),
+        lambda: Geglu(1, 0, 1),
+        lambda: Swiglu(1, 1, 1, "f64"),
         lambda: matmul(Sym("m", 8, 64, 8), 1, 1),
     ],
 )
@@ -104,6 +118,25 @@ def test_arithmetic_in_f32_is_well_within_the_tolerance_and_a_dropped_product_is
     assert op.error_norm({"C": encode(a @ b.T, dtype)}, x, "normal") < 0.75
     short = a[:, :-1] @ b[:, :-1].T
     assert op.error_norm({"C": encode(short, dtype)}, x, "normal") > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pair_in_f32_is_well_within_the_tolerance_and_a_dropped_product_or_another_activation_is_not(dtype):
+    op = Geglu(32, 32, 512, dtype, "nk")
+    x = op.inputs("normal", 1)
+    a, *weights = (decode(x[v], dtype).astype(np.float32) for v in "AGU")
+
+    def error(k: int, activation: str = "gelu_tanh") -> float:
+        gate, up = (a[:, :k] @ w[:, :k].T for w in weights)
+        return op.error_norm({"Y": encode(FUNCTIONS[activation][1](gate) * up, dtype)}, x, "normal")
+
+    assert error(512) < 0.75 and error(511) > 1 and error(512, "silu") > 1
+
+
+def test_whole_numbers_of_a_pair_fit_the_smallest_format_however_long_k():
+    op = Geglu(64, 64, 15360, "f16")
+    (y,) = op.reference(op.inputs("integer", 0)).values()
+    assert 50 < np.abs(y).max() < 65504
 
 
 def test_parameters_are_constant_and_what_may_have_been_computed_just_before_is_not():

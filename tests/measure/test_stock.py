@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from emmy.ir.ops import parse_op
+from emmy.ir.ops import Glu, parse_op
 from emmy.ir.ops.matmul import Matmul
 from emmy.measure.answers import compare
 from emmy.measure.check import operands
 from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM
-from emmy.measure.stock import NumpyMatmul, TorchMatmul, host_tensor, stock
+from emmy.measure.stock import NumpyGlu, NumpyMatmul, TorchGlu, TorchMatmul, host_tensor, stock
 
 F32 = [
     "matmul:5x7x64:f32",
@@ -32,6 +32,33 @@ def run(op_text: str, kernel: Runnable, kind: str) -> float | None:
     kernel.bind(buffers, {})()
     reference = op.reference(inputs)
     return compare(op, kind, {n: buffers[n].read() for n in reference}, reference).error_norm  # type: ignore[arg-type]
+
+
+F32_PAIRS = ["geglu:5x7x64:f32", "swiglu:1x33x16:f32:nk"]
+
+
+@pytest.mark.parametrize("op_text", F32_PAIRS)
+def test_numpy_computes_a_pair(op_text: str) -> None:
+    for kind in ("integer", "normal"):
+        norm = run(op_text, NumpyGlu(pair(op_text)), kind)
+        assert norm is not None
+        assert norm <= 1
+
+
+@pytest.mark.parametrize(
+    "op_text", [*F32_PAIRS, "geglu:65x40x256:bf16:nk", "swiglu:65x40x256:f16", "geglu:65x40x256:f16:nk"]
+)
+def test_torch_computes_a_pair_up_to_roundings_between_its_steps(op_text: str) -> None:
+    pytest.importorskip("torch")
+    norm = run(op_text, TorchGlu(pair(op_text), host_tensor), "normal")
+    assert norm is not None
+    assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
+
+
+def pair(text: str) -> Glu:
+    op = parse_op(text)
+    assert isinstance(op, Glu)
+    return op
 
 
 def matmul(text: str) -> Matmul:

@@ -9,7 +9,6 @@ import pytest
 
 from emmy.ir.dtype import encode
 from emmy.ir.ops import parse_op
-from emmy.ir.ops.matmul import Matmul
 from emmy.measure import torch_answers
 from emmy.measure.answers import HostAnswers
 from emmy.measure.check import cases, operands
@@ -17,7 +16,7 @@ from emmy.measure.device import Buffer
 from emmy.measure.guarded import guarded
 from emmy.measure.references import Case, References
 from emmy.measure.stock import host_tensor
-from emmy.measure.torch_answers import TorchAnswers
+from emmy.measure.torch_answers import Products, TorchAnswers
 
 torch = pytest.importorskip("torch")
 
@@ -26,24 +25,26 @@ OPS = [
     "matmul:8x24x16:bf16:nk,bias,gelu_tanh",
     "matmul:17x40x32:f16:nk,scale,residual,silu",
     "matmul:m(1..9)x8x16:f16:bias",
+    "geglu:33x20x48:f32",
+    "swiglu:m(1..9)x8x64:bf16:nk",
 ]
 
 
-def matmul(text: str) -> Matmul:
+def products(text: str) -> Products:
     op = parse_op(text)
-    assert isinstance(op, Matmul)
+    assert isinstance(op, Products)
     return op
 
 
 def answers(text: str) -> TorchAnswers:
-    return TorchAnswers(matmul(text), "cpu", host_tensor, 1 << 30)
+    return TorchAnswers(products(text), "cpu", host_tensor, 1 << 30)
 
 
-def buffers(op: Matmul, case: Case) -> dict[str, Buffer]:
+def buffers(op: Products, case: Case) -> dict[str, Buffer]:
     return {name: guarded(*form) for name, form in operands(op, case.sizes).items()}
 
 
-def solve(op: Matmul, held: Mapping[str, Buffer]) -> None:
+def solve(op: Products, held: Mapping[str, Buffer]) -> None:
     """Writes the right outputs for the inputs that the buffers hold."""
     inputs = {v.name: held[v.name].read() for v in op.program().inputs}
     for name, value in op.reference(inputs).items():
@@ -52,7 +53,7 @@ def solve(op: Matmul, held: Mapping[str, Buffer]) -> None:
 
 @pytest.mark.parametrize("text", OPS)
 def test_the_ops_own_answers_are_right_in_every_case(text: str) -> None:
-    op, by_torch = matmul(text), answers(text)
+    op, by_torch = products(text), answers(text)
     for case in cases(op):
         held = buffers(op, case)
         by_torch.write(case, held)
@@ -67,7 +68,7 @@ def test_the_ops_own_answers_are_right_in_every_case(text: str) -> None:
 @pytest.mark.parametrize("text", OPS)
 def test_the_reference_is_the_ops_in_float64(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_answers, "CHUNK_ELEMENTS", 64)  # several pieces
-    op = matmul(text)
+    op = products(text)
     inputs = op.inputs("normal", 3, op.typical_sizes())
     tensors = {
         name: torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
@@ -77,9 +78,9 @@ def test_the_reference_is_the_ops_in_float64(text: str, monkeypatch: pytest.Monk
     np.testing.assert_allclose(torch_answers.reference(op, tensors).numpy(), want, rtol=1e-13, atol=1e-13)
 
 
-def test_inputs_are_distributed_as_the_ops_own(tmp_path: object) -> None:
-    text = "matmul:256x256x64:f16:bias"
-    op, by_torch = matmul(text), answers(text)
+@pytest.mark.parametrize("text", ["matmul:256x256x64:f16:bias", "geglu:256x256x64:f16"])
+def test_inputs_are_distributed_as_the_ops_own(text: str) -> None:
+    op, by_torch = products(text), answers(text)
     for case in cases(op)[:2]:
         held = buffers(op, case)
         by_torch.write(case, held)
@@ -103,7 +104,7 @@ DAMAGE = {
 def test_a_wrong_element_is_found_wherever_it_is(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_answers, "CHUNK_ELEMENTS", chunk)
     damage, words = DAMAGE[name]
-    op, by_torch = matmul(OPS[2]), answers(OPS[2])
+    op, by_torch = products(OPS[2]), answers(OPS[2])
     case = cases(op)[1]
     held = buffers(op, case)
     by_torch.write(case, held)
@@ -115,7 +116,7 @@ def test_a_wrong_element_is_found_wherever_it_is(name: str, chunk: int, monkeypa
 
 
 def test_a_changed_input_is_found(tmp_path: object) -> None:
-    op, by_torch = matmul(OPS[1]), answers(OPS[1])
+    op, by_torch = products(OPS[1]), answers(OPS[1])
     case = cases(op)[0]
     held = buffers(op, case)
     by_torch.write(case, held)
@@ -126,7 +127,7 @@ def test_a_changed_input_is_found(tmp_path: object) -> None:
 def test_sums_in_f16_are_allowed_their_error_and_no_more(tmp_path: object) -> None:
     """On whole numbers such sums round once they are above 2048; f32 sums of them may not be off at all."""
     text = "matmul:64x64x4096:f16"
-    op = matmul(text)
+    op = products(text)
     case = cases(op)[0]
     host = HostAnswers(op, References(tmp_path), 1 << 30)  # type: ignore[arg-type]
     for own in (answers(text), host):

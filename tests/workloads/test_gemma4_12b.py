@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from emmy.errors import UsageError
-from emmy.ir.ops import parse_op
+from emmy.ir.ops import Geglu, parse_op
 from emmy.workloads import load, op_texts
 from emmy.workloads.gemma4_12b import KINDS
 
@@ -37,7 +37,7 @@ def test_every_matmul_is_an_op_of_the_same_sizes_and_layout() -> None:
     for case in load("@gemma4-12b"):
         text = case.op_text()
         if case.kind != "matmul":
-            assert text is None, case.id
+            assert (text is None) == (case.kind != "mlp_geglu"), case.id
             continue
         assert text is not None
         op = parse_op(text)
@@ -46,6 +46,17 @@ def test_every_matmul_is_an_op_of_the_same_sizes_and_layout() -> None:
         assert shapes["B"] == (("n", "k") if case.weight_layout == "nk" else ("k", "n"))
         if not case.dynamic_m:
             assert op.work().flops == 2.0 * case.dims["M"] * case.dims["N"] * case.dims["K"]
+
+
+def test_every_gated_pair_is_an_op_of_the_same_sizes_and_layout() -> None:
+    cases = [case for case in load("@gemma4-12b") if case.kind == "mlp_geglu"]
+    assert len(cases) == 12
+    for case in cases:
+        op = parse_op(case.op_text() or "")
+        assert isinstance(op, Geglu)
+        assert (op.n, op.k) == (MLP, HIDDEN) == (case.dims["N_inter"], case.dims["K_hidden"])
+        assert (op.dtype, op.layout) == (case.dtype, case.weight_layout)
+        assert op.program().sizes({"m": case.dims["M"]} if case.dynamic_m else None)["m"] == case.dims["M"]
 
 
 def test_a_symbolic_case_serves_its_hint_and_every_fixed_m() -> None:

@@ -9,7 +9,7 @@ from itertools import product
 from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
-from emmy.ir.beside import leads, operands
+from emmy.ir.beside import beside, operands
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import by_groups, in_turn, registers_allowed, registers_at_launch, sharers, thread_registers, threads
 from emmy.ir.moves.base import (
@@ -43,7 +43,7 @@ class BindAtom(Move):
                                                          atom   fma m:8 n:32 k:1 vector 16
                                                          C[m,n] sum= ...
 
-    Contractions that are folded side by side get it all: the first of them stands for all.
+    Contractions that a GPU folds side by side get it all: the first of them stands for all. A CPU folds one after another.
     With `inner` it binds a contraction inside a monoid's lift (the P.V of online softmax). Refuses bodies that are not
     a product of two reads, tiles that need more registers than the target has, and tiles larger than what is left.
     """
@@ -71,7 +71,7 @@ class BindAtom(Move):
     def _of_launch(cls, plan: Plan, la: Launch, target: Target) -> Iterator[Site]:
         for w in la.tile.works:
             monoid = plan.program.stage(w.stage).monoid
-            if monoid is None or w.combine or not leads(plan.program, la.tile, w.stage):
+            if monoid is None or w.combine or _waits(plan, la, w):
                 continue
             staged = target.is_cpu or _staged(plan, la, w)
             if not staged and missing_loops(plan, target):
@@ -133,8 +133,8 @@ class BindAtom(Move):
             return f"{w.stage} has no contraction {self.inner} inside its monoid"
         if any(a.stage == s.out for a in w.atoms):
             return f"{s.out} has the atom {next(str(a) for a in w.atoms if a.stage == s.out)} already"
-        reason = refuse_beside(self, plan, w.stage) if s.out == w.stage else None
-        for x in self._stages(plan, la, s):
+        reason = None if target.is_cpu or self.inner else refuse_beside(self, plan, w.stage)
+        for x in self._stages(plan, la, s, target):
             reason = reason or _refuse_body(kind, x, plan) or _refuse_swapped(kind, x, target)
         reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
@@ -144,7 +144,7 @@ class BindAtom(Move):
         if not target.is_cpu and kind.unit != _unit(la):
             return f"{self.launch} divides its work among {_unit(la)}s, {self.atom} is made by a {kind.unit}"
         if kind.direct:
-            stages = self._stages(plan, la, s)
+            stages = self._stages(plan, la, s, target)
             if len(rows := operands(plan.program, (x.out for x in stages))[0]) > 1:
                 return f"direct reads one value by rows, {', '.join(x.out for x in stages)} read {', '.join(rows)}"
             refused = (refuse_direct(plan, la, x, mnk_axes(x), self.n) for x in stages)
@@ -188,7 +188,8 @@ class BindAtom(Move):
         atom = Atom(s.out, self.atom, self.m, self.n, self.k, self.width)
         if self.inner:
             return put_work(plan, la, replace(w, atoms=(*w.atoms, atom)))
-        return put_work(plan, la, *(self._bound(plan, la, x, s, atom) for x in works_beside(plan, la, w.stage)))
+        works = works_beside(plan, la, w.stage, target)
+        return put_work(plan, la, *(self._bound(plan, la, x, s, atom) for x in works))
 
     def _bound(self, plan: Plan, la: Launch, w: Work, s: Stage, atom: Atom) -> Work:
         """A work whose stage is made by the atom, as `s` is."""
@@ -198,9 +199,9 @@ class BindAtom(Move):
                 nest += (Loop(axis, "reg", min(step, plan.extent(full_nest(plan, la, w), axis))),)
         return replace(w, nest=nest, atoms=(*w.atoms, replace(atom, stage=w.stage)))
 
-    def _stages(self, plan: Plan, la: Launch, s: Stage) -> tuple[Stage, ...]:
+    def _stages(self, plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Stage, ...]:
         """The contraction and those that get its atom too."""
-        return (s,) if self.inner else tuple(plan.program.stage(w.stage) for w in works_beside(plan, la, s.out))
+        return (s,) if self.inner else tuple(plan.program.stage(w.stage) for w in works_beside(plan, la, s.out, target))
 
 
 def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
@@ -233,9 +234,15 @@ def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom
     return None
 
 
+def _waits(plan: Plan, la: Launch, w: Work) -> bool:
+    """Whether a work beside this one comes first, which has no atom yet."""
+    group = beside(plan.program, la.tile, w.stage)
+    return any(not la.tile.work(x).atoms for x in group[: group.index(w.stage)])
+
+
 def _staged(plan: Plan, la: Launch, w: Work) -> bool:
     """Whether every input is in shared memory that the work reads, or one beside it."""
-    reads = (v for x in works_beside(plan, la, w.stage) for v in plan.program.stage(x.stage).reads)
+    reads = (v for x in beside(plan.program, la.tile, w.stage) for v in plan.program.stage(x).reads)
     return all(la.tile.channel(v) for v in reads if plan.program.is_input(v))
 
 

@@ -137,9 +137,9 @@ def put_work(plan: Plan, launch: Launch, *new: Work) -> Plan:
     return put(plan, launch, replace(launch.tile, works=works))
 
 
-def works_beside(plan: Plan, launch: Launch, stage: str) -> tuple[Work, ...]:
-    """The work of a stage, which stands for all that are folded side by side with it, and those."""
-    return tuple(map(launch.tile.work, beside(plan.program, launch.tile, stage)))
+def works_beside(plan: Plan, launch: Launch, stage: str, target: Target) -> tuple[Work, ...]:
+    """The work of a stage and those that its instructions are made with: on a GPU all that are folded side by side with it."""
+    return tuple(map(launch.tile.work, (stage,) if target.is_cpu else beside(plan.program, launch.tile, stage)))
 
 
 def refuse_beside(move: Move, plan: Plan, stage: str) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from emmy.ir.beside import beside
 from emmy.ir.moves.base import (
     Move,
     Site,
@@ -67,11 +68,12 @@ class Pipeline(Move):
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         la = plan.launch(self.launch)
-        return put_work(plan, la, *(replace(w, ahead=True) for w in works_beside(plan, la, self.work or "")))
+        works = works_beside(plan, la, self.work or "", target)
+        return put_work(plan, la, *(replace(w, ahead=True) for w in works))
 
 
 def _refuse_rings(plan: Plan, la: Launch, w: Work) -> str | None:
-    reads = {v for x in works_beside(plan, la, w.stage) for v in plan.program.stage(x.stage).reads}
+    reads = {v for x in beside(plan.program, la.tile, w.stage) for v in plan.program.stage(x).reads}
     rings: list[Channel] = [c for c in la.tile.channels if c.value in reads]
     if not rings or len(rings) < len(la.tile.channels):
         return f"{w.stage} reads {len(rings)} of the {len(la.tile.channels)} rings of {la.name}: it must read all"

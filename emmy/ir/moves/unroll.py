@@ -65,7 +65,7 @@ class Unroll(Move):
         w = la.tile.work(self.work or "")
         if not w.atoms:
             return f"{w.stage} has no atom: unroll writes out steps of an atom's loop"
-        if reason := refuse_beside(self, plan, w.stage):
+        if not target.is_cpu and (reason := refuse_beside(self, plan, w.stage)):
             return reason
         if w.unroll != 1:
             return f"{w.stage} is unrolled by {w.unroll} already"
@@ -84,7 +84,7 @@ class Unroll(Move):
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         assert isinstance(self.factor, int)
         la = plan.launch(self.launch)
-        works = works_beside(plan, la, self.work or "")
+        works = works_beside(plan, la, self.work or "", target)
         return put_work(plan, la, *(replace(w, unroll=self.factor) for w in works))
 
 
