@@ -196,6 +196,9 @@ class Works(ABC):
     def close(self, name: str) -> None:
         s, acc = self.stage(name), self.complete(name)
         assert s.monoid is not None
+        for c, b in acc.items():
+            if b.data.shape != blank(c, b.axes, self.env, 0.0).data.shape:
+                raise PlanError(f"{self.role.role.name} closes {name}, whose sums of a whole tile were not gathered")
         done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
         self.values[name] = interpret.whole(name, s.axes, self.env, done)
 

@@ -103,6 +103,18 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
     (
+        parse_op("geglu:40x72x88:bf16:nk").program(),
+        "h200",
+        "k0/swap(gate) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(n,warpgroup,64) "
+        "k0/stage(A,tma,2) k0/stage(G,tma,2) k0/stage(U,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.gate/atom(wgmma,64,16,16)",
+    ),
+    (
+        parse_op("geglu:m(1..40)x24x64:f16").program(),
+        "rtx5090",
+        "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,8) "
+        "k0/stage(A,tma,2) k0/stage(G,tma,2) k0/stage(U,tma,2) k0.gate/atom(mma,16,8,16) k0.gate/pipeline() k0/store(Y,tma)",
+    ),
+    (
         parse_op("matmul:64x32x48:f16:nk").program(),
         "rtx4090",
         "k0/split(m,grid,32) k0/split(k,serial,16) k0/stage(A,cp_async,3) k0/stage(B,ldg,1) k0/split(m,warp,16) "

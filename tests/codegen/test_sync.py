@@ -45,7 +45,7 @@ from emmy.errors import PlanError
 from emmy.ir import interpret
 from emmy.ir.gpu import receivers
 from emmy.ir.moves.base import put
-from emmy.ir.ops import matmul
+from emmy.ir.ops import Geglu, matmul
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program
 from emmy.ir.schedule import replay
@@ -144,6 +144,32 @@ PLANS |= {
         SMALL,
         "h200",
         f"k0/split(m,grid,16) k0/split(n,grid,16) k0/stage(A,tma,1) k0/stage(B,tma,1) {WARP_SPECIAL} k0/pingpong()",
+    ),
+}
+
+GATED = Geglu(50, 35, 72, "f16", "nk").program()
+PAIR = f"{TILES} k0/stage(A,{{by}},{{depth}}) k0/stage(G,{{by}},{{depth}}) k0/stage(U,{{by}},{{depth}})"
+PLANS |= {
+    "a pair by cp_async": (GATED, "rtx4090", PAIR.format(by="cp_async", depth=3) + " k0/persist(1)"),
+    "a pair, ping-pong": (GATED, "h200", f"{PAIR.format(by='tma', depth=3)} {WARP_SPECIAL} k0/pingpong()"),
+    "a pair, deferred, self-fed": (
+        GATED,
+        "h200",
+        f"{PAIR.format(by='tma', depth=2)} k0/persist(1) k0.gate/atom(wgmma,64,32,16)".replace(
+            TILES, "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64)"
+        ),
+    ),
+    "a pair, swapped, a producer": (
+        GATED,
+        "h200",
+        f"{PAIR.format(by='tma', depth=2)} k0/specialize(1,0,0) k0/persist(1) k0.gate/atom(wgmma,64,16,16)".replace(
+            TILES, SWAPPED.partition(" k0/stage")[0].replace("swap(C)", "swap(gate)")
+        ),
+    ),
+    "a pair, clusters": (
+        GATED,
+        "h200",
+        PAIR.format(by="tma", depth=2).replace("k0/split(k,", "k0/split(k,cluster,48) k0/split(k,"),
     ),
 }
 
@@ -530,6 +556,7 @@ HARMLESS = {
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     # A cluster makes one tile: the first fill of a slot waits for nobody, and what is given back last is not filled again.
     ("a wait dropped", "clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),
+    ("a wait dropped", "a pair, clusters", "BarWait(barrier='empty_A_G_U', value='A', ahead=0) #0"),
     (
         "an arrival dropped",
         "clusters with a producer",
