@@ -114,12 +114,16 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+FIRST = (
+    "odd sizes", "operands ahead", "wgmma", "roles walk tiles", "roles take tiles in turn", "swapped, roles walk tiles",
+    "a cluster along k", "blocks share k", "few rows",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
 def test_a_pair_is_right(name: str):
-    run = RUNS[name]
     for kind, order in (("normal", len(name) % len(SCHEDULES)), ("integer", 0)):
-        error, stats = replace(run, kind=kind, order=order).error_norm()
-        assert error <= 1 and nothing_but_numbers(stats), f"{kind}: error {error:.3g} of what is allowed"
+        check(replace(RUNS[name], kind=kind, order=order))
 
 
 def random_pair(seed: int) -> Run:
@@ -142,7 +146,7 @@ def check(run: Run) -> None:
     assert error <= 1 and nothing_but_numbers(stats), f"error {error:.3g} of what is allowed: {run}"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_pair_is_right(seed: int):
     check(random_pair(seed))
 
@@ -241,7 +245,7 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", [n if "two" in n else pytest.param(n, marks=pytest.mark.slow) for n in COMPILED])
 def test_it_compiles_without_spills_and_without_a_serialised_wgmma(name: str):
     cubin = compile_cubin(unit(*COMPILED[name], "h200").text, H200.arch)
     assert cubin.spill_bytes == 0 and not cubin.warnings and cubin.kernels[0].mix["HGMMA"] == 8
@@ -257,7 +261,7 @@ def test_a_large_plan_is_checked_on_a_smaller_op():
 @pytest.mark.parametrize("op", [LARGE, "swiglu:3x15360x3840:bf16"])
 def test_whatever_a_search_finds_has_code_and_features(op: str, gpu: str):
     space, rng = ScheduleSpace(parse_op(op), load_target(gpu)), random.Random(op)
-    for _ in range(6):
+    for _ in range(3):
         key = space.sample(rng).key
         assert unit(op, key, gpu).text
         assert features(space.op, replay(space.program, key, space.target), space.target).shape == (
