@@ -9,16 +9,19 @@ modelled (the emulator of generated text does that).
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from emmy.codegen.executed_block import Cluster, Cta, Env, Ring, Slot, blank, components, pieces
+from emmy.codegen.executed_block import Cluster, Cta, Env, Left, Ring, Slot, blank, components, pieces
 from emmy.codegen.executed_work import Works
 from emmy.codegen.lower import lower
 from emmy.codegen.steps import (
     Advance,
+    AwaitFlag,
     BarArrive,
     BarWait,
     BlockSync,
@@ -31,19 +34,26 @@ from emmy.codegen.steps import (
     Finish,
     FoldParts,
     For,
+    ForHelpers,
     From,
     Gather,
+    Helping,
     LaunchWait,
+    LeaveSums,
     LetNext,
+    LowerFlag,
     Open,
     Outline,
+    Owning,
     Preload,
+    RaiseFlag,
     RoleSync,
     Settle,
     Share,
     Step,
     Store,
     StoreState,
+    TakeSums,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -81,6 +91,9 @@ def execute(
                 memory[f"{w.value}@{c}@{part}"] = blank(c, axes, env, np.nan)
     for outline in lower(plan):
         outline = damage(outline) if damage else outline
+        if outline.launch.tile.order.kind == "streamk":
+            _run_together(outline, memory, env, seed)
+            continue
         dealt, size = _deal(outline, env), cluster_size(plan, outline.launch.tile.nest)
         for first in range(0, len(dealt), size):
             computing = size * sum(bool(r.role.works) for r in outline.roles)
@@ -91,15 +104,45 @@ def execute(
     return {o: memory[o].data for o in plan.program.outputs}
 
 
+def _run_together(outline: Outline, memory: dict[str, Block], env: Env, seed: int) -> None:
+    """All blocks at once, each on its share of all steps of all tiles."""
+    plan, t = outline.plan, outline.launch.tile
+    loop, tiles, left = t.nest[t.n_block_loops], _tiles(outline, env), dict[int, Left]()
+    steps = pieces(env[loop.axis], loop.step)
+    total = len(tiles) * len(steps)
+    workers = min(t.order.workers, total)
+    begin = [w * (total // workers) + min(w, total % workers) for w in range(workers + 1)]
+    ctas = []
+    for w, (lo, hi) in enumerate(pairwise(begin)):
+        mine, helpers = list[Env](), list[range]()
+        for tile in range(lo // len(steps), -(-hi // len(steps))):
+            first, end = tile * len(steps), (tile + 1) * len(steps)
+            share = steps[max(lo - first, 0) : min(hi, end) - first]
+            mine.append({**tiles[tile], loop.axis: (share[0][0], share[-1][1])})
+            helpers.append(range(w + 1, bisect_left(begin, end)))
+        alone = Cluster(1, 0, len(outline.roles))
+        ctas.append(Cta(outline, memory, mine, env, alone, 0, number=w, helpers=helpers, left=left))
+    _run(ctas, random.Random(f"{seed}"))
+    up = [w for w, x in left.items() if x.raised]
+    if up:
+        raise PlanError(f"{outline.launch.name} ends with the flags of blocks {up} up: the next launch would take them for its own")
+
+
 def _deal(outline: Outline, env: Env) -> list[list[Env]]:
     """Tiles of each block, in order."""
+    tiles = _tiles(outline, env)
+    workers = outline.launch.tile.order.workers or len(tiles)
+    return [tiles[w::workers] for w in range(min(workers, len(tiles)))]
+
+
+def _tiles(outline: Outline, env: Env) -> list[Env]:
+    """All tiles of the launch, in order."""
     t = outline.launch.tile
     tiles = [env]
     for i, loop in enumerate(t.nest[: t.n_block_loops]):
         whole = outline.plan.count(t.nest, i) if loop.level == "cluster" else 0  # a cluster has all its blocks
         tiles = [{**e, loop.axis: piece} for e in tiles for piece in pieces(e[loop.axis], loop.step, whole)]
-    workers = t.order.workers or len(tiles)
-    return [tiles[w::workers] for w in range(min(workers, len(tiles)))]
+    return tiles
 
 
 def _run(ctas: list[Cta], rng: random.Random) -> None:
@@ -246,6 +289,33 @@ class _Agent(Works):
                 ring = self.ring(self.channel(x))
                 if ring is not None and ring.j >= fill:
                     yield from self.steps(body)
+            case Helping(body) | Owning(body):
+                if self.owns == isinstance(s, Owning):
+                    yield from self.steps(body)
+            case ForHelpers(body):
+                for self.helper in self.cta.helpers[self.seq]:
+                    yield from self.steps(body)
+            case LeaveSums(x):
+                self.leave(x)
+                yield False
+            case RaiseFlag(x):
+                self.raise_flag(x)
+                yield False
+            case AwaitFlag():
+                while not (left := self.cta.left.get(self.helper)) or not left.raised:
+                    yield True
+                left.seen = True
+            case LowerFlag(x):
+                self.lower_flag(x)
+            case TakeSums(x):
+                self.take_left(x)
+
+    @property
+    def owns(self) -> bool:
+        """Whether this block's share begins the tile."""
+        t = self.cta.outline.launch.tile
+        axis = t.nest[t.n_block_loops].axis
+        return self.env[axis][0] == self.cta.whole[axis][0]
 
     def loop(self, s: For) -> Iterator[bool]:
         axis, whole = s.loop.axis, self.env[s.loop.axis]
@@ -357,9 +427,13 @@ class _Agent(Works):
         self.meet_for_shares()
 
     def meet_for_shares(self) -> None:
-        """Every agent of the role has come this far; only one role shares sums."""
+        """Every agent of the role has come this far; only one role shares sums, or leaves and takes them."""
         for shares in self.cta.shares.values():
             shares.visible, shares.read = True, False
+        if self.cta.number in self.cta.left:
+            self.cta.left[self.cta.number].met = True
+        if self.helper in self.cta.left:
+            self.cta.left[self.helper].known = self.cta.left[self.helper].seen
 
     def arrive(self, name: str, value: str, n: int, ahead: int) -> None:
         spec = self.cta.bars[name][0].spec

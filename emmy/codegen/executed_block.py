@@ -108,8 +108,23 @@ class Cluster:
 
 
 @dataclass(slots=True)
+class Left:
+    """Sums of a tile that a block left for the one that finishes it, and who knows of them."""
+
+    sums: dict[str, Block]
+    met: bool = False  # all agents that left them have met since
+    raised: bool = False  # their flag is up
+    seen: bool = False  # by the agent that waits for it
+    known: bool = False  # and the others have met it since
+
+
+@dataclass(slots=True)
 class Cta:
-    """One block of a launch: its slots, barriers and roles."""
+    """One block of a launch: its slots, barriers and roles.
+
+    helpers: of each of its tiles, the blocks that have later shares of it, in order
+    left:    block -> what it left, of all blocks
+    """
 
     outline: Outline
     memory: dict[str, Block]
@@ -121,6 +136,9 @@ class Cta:
     bars: dict[str, list[Bar]] = field(default_factory=dict)
     shares: dict[tuple[str, tuple[int, ...]], Shares] = field(default_factory=dict)
     begun: bool = False  # its barriers are ready
+    number: int = 0  # in the launch
+    helpers: list[range] = field(default_factory=list)
+    left: dict[int, Left] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Slots hold nothing, barriers no arrival."""

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from emmy.codegen.executed_block import Cta, Env, Shares, blank, components, pieces
+from emmy.codegen.executed_block import Cta, Env, Left, Shares, blank, components, pieces
 from emmy.codegen.steps import RoleSteps
 from emmy.errors import PlanError, Race
 from emmy.ir import interpret
@@ -36,6 +36,7 @@ class Works(ABC):
         default_factory=dict
     )  # stage -> what pending works read: value -> fill
     waited: bool = False  # for the launches before
+    helper: int = -1  # the block whose sums are taken
 
     @property
     def plan(self) -> Plan:
@@ -159,6 +160,30 @@ class Works(ABC):
             for sums in parts:
                 yielded = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in sums.items()}
                 self.join(name, self.accumulators(name), self.env, yielded)
+
+    # ------------------------------------------------------------ tiles that blocks share
+    def leave(self, name: str) -> None:
+        self.check_waited(f"leaves sums of {name}")
+        self.cta.left[self.cta.number] = Left(self.complete(name))
+
+    def raise_flag(self, name: str) -> None:
+        left = self.cta.left.get(self.cta.number)
+        if left is None or not left.met:
+            raise Race(f"{self.role.role.name} raises its flag before all agents have left their sums of {name}")
+        left.raised = True
+
+    def lower_flag(self, name: str) -> None:
+        left = self.cta.left.get(self.helper)
+        if left is None or not left.seen:
+            raise Race(f"{self.role.role.name} lowers the flag of block {self.helper}, which may still be raised for {name}")
+        left.raised = False
+
+    def take_left(self, name: str) -> None:
+        left = self.cta.left.get(self.helper)
+        if left is None or not left.known:
+            raise Race(f"{self.role.role.name} takes sums of {name} before all its agents know that block {self.helper} left them")
+        new = {c: Named(b.axes, b.data) for c, b in left.sums.items()}
+        self.join(name, self.accumulators(name), self.env, new)
 
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
         self.join(name, self.mine(name), env, new)

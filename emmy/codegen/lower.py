@@ -104,6 +104,8 @@ class _Walk:
         top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
         end = sync.end_of_tile(self.plan, self.launch, self.role)
         steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
+        if t.order.kind == "streamk":
+            steps = sync.helped(steps, self.role)
         return sync.after_launch_wait(self.plan, self.launch, self.sync, steps) if self.launch.early else steps
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:

@@ -120,6 +120,63 @@ class Store:
     stage: str
 
 
+# ---------------------------------------------------------------- tiles whose steps several blocks share
+@dataclass(frozen=True, slots=True)
+class Helping:
+    """The body, in a block whose share of the tile does not begin it: it helps the block whose share does."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owning:
+    """The body, in the block whose share begins the tile: it finishes the tile, whoever else has a share."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForHelpers:
+    """The body once for each block that helps with the tile, in the order of their shares."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveSums:
+    """Accumulators go, unfinished, to this block's place in memory; each agent's lie as only the same agent reads them."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseFlag:
+    """This block's flag says that its sums are there, to whoever sees it (PTX ISA: st.release)."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitFlag:
+    """Wait until the helper's flag is up: its sums can be read then (PTX ISA: ld.acquire). One agent waits for all."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class LowerFlag:
+    """The helper's flag is as before it was raised, for the next launch."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSums:
+    """Accumulators take in those that the helper left."""
+
+    stage: str
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Fill number (current + ahead) of a channel goes to its slot, if the loop has that many iterations."""
@@ -237,6 +294,14 @@ Step = (
     | LetNext
     | LaunchWait
     | From
+    | Helping
+    | Owning
+    | ForHelpers
+    | LeaveSums
+    | RaiseFlag
+    | AwaitFlag
+    | LowerFlag
+    | TakeSums
 )
 
 
@@ -344,6 +409,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}cluster sync" + (" of every role" if every else ""))
             case BlockSync():
                 out.append(f"{pad}block sync")
+            case RoleSync():
+                out.append(f"{pad}role sync")
             case BarWait(b, x, ahead):
                 out.append(f"{pad}wait {b} for fill of {x}" + _further(ahead))
             case BarArrive(b, x, n, ahead):
@@ -359,4 +426,20 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
             case From(x, n, body):
                 out.append(f"{pad}from fill {n} of {x} on:")
                 out += _show(body, pad + "  ")
+            case Helping(body):
+                out += [f"{pad}where another block began the tile:", *_show(body, pad + "  ")]
+            case Owning(body):
+                out += [f"{pad}where this block began the tile:", *_show(body, pad + "  ")]
+            case ForHelpers(body):
+                out += [f"{pad}for each block that helps:", *_show(body, pad + "  ")]
+            case LeaveSums(x):
+                out.append(f"{pad}leave sums of {x}")
+            case RaiseFlag(x):
+                out.append(f"{pad}raise flag of {x}")
+            case AwaitFlag(x):
+                out.append(f"{pad}wait for the helper's flag of {x}")
+            case LowerFlag(x):
+                out.append(f"{pad}lower the helper's flag of {x}")
+            case TakeSums(x):
+                out.append(f"{pad}take the helper's sums of {x}")
     return out

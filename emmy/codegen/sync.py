@@ -29,6 +29,10 @@ Rules, each from the facts of a channel:
   for the launches before, then all the rest; every role waits. Where a barrier counts the bytes of a constant and of
   what is not, it expects all of them when the constant's are fetched. The next launch may begin at once: its blocks find
   room only when all of this one's have begun (PTX ISA: griddepcontrol.launch_dependents), so they cannot take it from them.
+- stream-K: a block whose share does not begin its tile leaves its sums, its agents meet, one raises the block's flag. The block
+  whose share begins the tile waits for the flag of each helper in turn and lowers it, its agents meet, then take the sums.
+  A helper's share is the first that its block walks, so that it waits for nobody; a flag has one waiter, which lowers it, so that
+  all are down when the launch ends.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -39,6 +43,7 @@ from dataclasses import dataclass
 
 from emmy.codegen.steps import (
     Advance,
+    AwaitFlag,
     BarArrive,
     Barrier,
     BarWait,
@@ -52,18 +57,25 @@ from emmy.codegen.steps import (
     Finish,
     FoldParts,
     For,
+    ForHelpers,
     From,
     Gather,
+    Helping,
     LaunchWait,
+    LeaveSums,
     LetNext,
+    LowerFlag,
     Open,
+    Owning,
     Preload,
+    RaiseFlag,
     RoleSync,
     Settle,
     Share,
     Step,
     Store,
     StoreState,
+    TakeSums,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -291,8 +303,24 @@ def gathered(stages: tuple[str, ...], again: bool) -> tuple[Step, ...]:
 
 def transposed(stages: tuple[str, ...], role: Role, again: bool) -> tuple[Step, ...]:
     """Sums change hands among the agents of one role. `again`: what was shared last lies in the same memory."""
-    meet = BlockSync() if role.name == SELF else RoleSync()
+    meet = _meeting(role)
     return (*((meet,) if again else ()), *map(Share, stages), meet, *map(Gather, stages))
+
+
+def helped(steps: tuple[Step, ...], role: Role) -> tuple[Step, ...]:
+    """The steps of a tile of which blocks have shares: from the sums' closing on, its owner goes on with everybody's."""
+    at = next((i for i, s in enumerate(steps) if isinstance(s, Close)), None)
+    if at is None:  # a role that only fills
+        return steps
+    stage, meet = steps[at].stage, _meeting(role)  # type: ignore[union-attr]
+    leave = (LeaveSums(stage), meet, RaiseFlag(stage))
+    take = ForHelpers((AwaitFlag(stage), LowerFlag(stage), meet, TakeSums(stage)))
+    return (*steps[:at], Helping(leave), Owning((take, *steps[at:])))
+
+
+def _meeting(role: Role) -> Step:
+    """All agents of the role meet, where no other role computes."""
+    return BlockSync() if role.name == SELF else RoleSync()
 
 
 # ---------------------------------------------------------------- launches that begin early
@@ -397,7 +425,7 @@ def _reaches(plan: Plan, launch: Launch, s: Step) -> bool:
             here = made | {c.value for c in launch.tile.channels}
             loose = (v for v in p.stage(name).reads if v not in here and not p.is_constant(v))
             return not p.stage(name).reduces or any(loose)
-        case Close() | FoldParts() | Store() | StoreState():
+        case Close() | FoldParts() | Store() | StoreState() | Helping() | Owning():
             return True
         case _:
             return False

@@ -16,11 +16,12 @@ from emmy.ir.moves.split import Split
 from emmy.ir.moves.splitk import SplitK
 from emmy.ir.moves.stage import Stage
 from emmy.ir.moves.store import StoreBlock
+from emmy.ir.moves.streamk import StreamK
 from emmy.ir.moves.swap import Swap
 from emmy.ir.moves.unroll import Unroll
 
 __all__ = [
     "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Hint", "Move", "Online", "Open", "Operand", "Pdl",
     "Persist", "PingPong", "Pipeline", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock",
-    "Swap", "Unroll",
+    "StreamK", "Swap", "Unroll",
 ]  # fmt: skip
