@@ -32,7 +32,7 @@ class SourceUnit:
 
     @property
     def arguments(self) -> tuple[Buffer, ...]:
-        return tuple(b for b in cpu.buffers(self.plan) if b.role != "workspace")
+        return tuple(b for b in cpu.buffers(self.plan) if b.is_argument)
 
     @property
     def syms(self) -> tuple[str, ...]:

@@ -238,7 +238,7 @@ def _views(body: tuple[Stmt, ...]) -> set[str]:
 
 def _table(kernels: tuple[Kernel, ...]) -> str:
     first = kernels[0]
-    arguments = sum(b.role != "workspace" for b in first.buffers)
+    arguments = sum(b.is_argument for b in first.buffers)
     out = [
         "static int64_t buffer_bytes(const int64_t *syms, int32_t buffer) {",
         *_sizes(first.syms),

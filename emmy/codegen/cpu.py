@@ -44,6 +44,7 @@ from emmy.codegen.kernel import (
     times,
     when,
 )
+from emmy.codegen.left import left_buffers
 from emmy.codegen.steps import Advance, Close, Compute, Copy, FoldParts, For, Open, Outline, Step, Store, StoreState
 from emmy.errors import PlanError
 from emmy.ir.beside import beside
@@ -74,7 +75,7 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
         assert s.monoid is not None
         for c, axes in s.monoid.components(s):
             out.append(Buffer(parts_name(s.out, c), f32, "workspace", times(size(axes), Int(space.parts))))
-    return tuple(out)
+    return (*out, *left_buffers(plan))
 
 
 def _leaves(plan: Plan, launch: str, stage: str) -> bool:

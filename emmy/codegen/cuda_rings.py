@@ -127,8 +127,8 @@ class Rings:
         at = ring.channel.at
         if at < 0 or self.w.nest[at].level in BLOCK_LEVELS:
             return None
-        piece = self.w.scope[self.w.nest[at].axis]
-        here, end, _ = self.loops.get(at, (piece.lo, piece.hi, piece.lo))
+        begin, last = self.w.walked(self.w.nest[at].axis)
+        here, end, _ = self.loops.get(at, (begin, last, begin))
         return plus(here, Int(ahead * self.w.nest[at].step)), end
 
     def exists(self, ring: Ring, ahead: int) -> Whole:

@@ -121,6 +121,7 @@ class Walk:
 
     head, tile_head: statements that stand before everything else, made once; before the steps of each tile
     block:           the number of the tile that is made; threads: those that make a tile together
+    shares:          axis -> where the block's share of the tile begins and ends, where several blocks have one
     """
 
     plan: Plan
@@ -129,6 +130,7 @@ class Walk:
     threads: int = WARP
     scope: dict[str, Piece] = field(default_factory=dict)
     rings: dict[str, Ring] = field(default_factory=dict)
+    shares: dict[str, tuple[Whole, Whole]] = field(default_factory=dict)
     part_index: dict[str, Whole] = field(default_factory=dict)  # axis -> the block's number along it
     head: list[Stmt] = field(default_factory=list)
     tile_head: list[Stmt] = field(default_factory=list)
@@ -299,6 +301,11 @@ class Walk:
             raise self.cannot(
                 f"pieces of {x.step} along {x.axis} do not fill the {size} around them: a GPU needs a divisor"
             )
+
+    def walked(self, axis: str) -> tuple[Whole, Whole]:
+        """Where a loop in time over the piece of an axis that is in scope begins and ends."""
+        piece = self.scope[axis]
+        return self.shares.get(axis) or (piece.lo, piece.hi)
 
     def inside(self, at: int, lo: Whole) -> Piece:
         """The piece of a loop in time that begins at `lo`."""

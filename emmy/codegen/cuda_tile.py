@@ -16,6 +16,7 @@ from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_streamk import Shares
 from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
 from emmy.codegen.cuda_wgmma import Wgmma
 from emmy.codegen.kernel import (
@@ -49,6 +50,7 @@ from emmy.codegen.kernel_gpu import (
 )
 from emmy.codegen.steps import (
     Advance,
+    AwaitFlag,
     BarArrive,
     BarWait,
     BlockSync,
@@ -60,13 +62,19 @@ from emmy.codegen.steps import (
     Fetch,
     Finish,
     FoldParts,
+    ForHelpers,
     From,
     Gather,
+    Helping,
     LaunchWait,
+    LeaveSums,
     LetNext,
+    LowerFlag,
     Open,
     Outline,
+    Owning,
     Preload,
+    RaiseFlag,
     RoleSteps,
     RoleSync,
     Settle,
@@ -74,6 +82,7 @@ from emmy.codegen.steps import (
     Step,
     Store,
     StoreState,
+    TakeSums,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -107,18 +116,23 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     if t.order.kind != "static":
         w.walk_tiles()
     tiles = w.begin()
+    shares = Shares.of(w, tiles) if t.order.kind == "streamk" else None
     w.threads = _threads(w)
     threads = max(w.threads * w.teams, plan_threads(outline.plan, outline.launch))
     if threads > target.max_threads_block:
         raise w.cannot(f"{threads} threads, a block of {target.name} has at most {target.max_threads_block}")
     rings = Rings(w, outline.barriers)
     rings.begin()
-    blocks = least(Int(t.order.workers), tiles) if t.order.kind != "static" else tiles
+    every = times(tiles, Int(shares.each)) if shares else tiles
+    blocks = least(Int(t.order.workers), every) if t.order.kind != "static" else tiles
     roles = [
         r for r in outline.roles if not r.role.deal or r.role.deal[0] == 0
     ]  # in turn, they do the same on other tiles
-    steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings))).steps(r.steps) for r in roles]
-    bodies = [_walked(w, rings, r, stmts, tiles) for r, stmts in zip(roles, steps, strict=True)]
+    steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares).steps(r.steps) for r in roles]
+    if shares:
+        bodies = [shares.walked((*w.tile_head, *stmts)) for stmts in steps]
+    else:
+        bodies = [_walked(w, rings, r, stmts, tiles) for r, stmts in zip(roles, steps, strict=True)]
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
@@ -142,6 +156,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         max(w.smem_bytes, _even_share(blocks, target)) if early and t.channels else w.smem_bytes,
         body,
         cluster=w.cluster,
+        together=shares is not None,
         early=early,
     )
 
@@ -232,7 +247,9 @@ def _threads(w: Walk) -> int:
 class _Expand:
     w: Walk
     rings: Rings
+    shares: Shares | None = None  # where blocks share tiles
     sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
+    closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
     # ------------------------------------------------------------ steps
     def steps(self, steps: tuple[Step, ...]) -> tuple[Stmt, ...]:
@@ -282,6 +299,11 @@ class _Expand:
                 return (Do("emmy_pdl_wait"),)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
+            case (
+                Helping() | Owning() | ForHelpers() | LeaveSums() | RaiseFlag() | AwaitFlag() | LowerFlag() | TakeSums()
+            ):
+                assert self.shares is not None
+                return self._shared(s, self.shares)
             case Compute() | Fetch() | Preload() | Finish() | Settle() | Share() | Gather():
                 return self._fold(s)
             case _:
@@ -307,6 +329,36 @@ class _Expand:
             case _:
                 raise self.w.cannot(f"{s.stage} reads nothing ahead: its operands have no slots")
 
+    def _shared(
+        self,
+        s: Helping | Owning | ForHelpers | LeaveSums | RaiseFlag | AwaitFlag | LowerFlag | TakeSums,
+        shares: Shares,
+    ) -> tuple[Stmt, ...]:
+        match s:
+            case Helping(body):
+                first = tuple(x for name in self.sums for x in self._closed(name))
+                return (*first, If(shares.helps, self.steps(body)))
+            case Owning(body):
+                return (If(shares.owns, self.steps(body)),)
+            case ForHelpers(body):
+                return shares.for_helpers(self.steps(body))
+            case LeaveSums(stage):
+                return shares.leave(stage, self.sums[stage])
+            case RaiseFlag(stage):
+                return shares.raise_flag(stage)
+            case AwaitFlag(stage):
+                return shares.await_flag(stage)
+            case LowerFlag(stage):
+                return shares.lower_flag(stage)
+            case TakeSums(stage):
+                return shares.take(stage, self.sums[stage])
+
+    def _closed(self, stage: str) -> tuple[Stmt, ...]:
+        """What makes a stage's sums f32 numbers in registers, once."""
+        out = () if stage in self.closed else self.sums[stage].close()
+        self.closed.add(stage)
+        return out
+
     def _loop(self, at: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
         w, x = self.w, self.w.nest[at]
         outer = w.scope[x.axis]
@@ -314,15 +366,15 @@ class _Expand:
             raise w.cannot(
                 f"a loop in time over {x.axis}, which is not folded: a GPU block makes its whole piece at once"
             )
-        var = IntVar(w.fresh(x.axis))
-        self.rings.loops[at] = (var, outer.hi, outer.lo)
+        var, (begin, end) = IntVar(w.fresh(x.axis)), w.walked(x.axis)
+        self.rings.loops[at] = (var, end, begin)
         w.scope[x.axis] = w.inside(at, var)
         inner = self.steps(body)
         w.scope[x.axis] = outer
         del self.rings.loops[at]
         # A deferred work is still under way where the loop comes round: written out, its sums would be moved between registers.
         late = any(isinstance(f, Wgmma) for f in self.sums.values())
-        return (For(var.name, outer.lo, outer.hi, x.step, inner, ROLLED if late else 1),)
+        return (For(var.name, begin, end, x.step, inner, ROLLED if late else 1),)
 
     # ------------------------------------------------------------ elements
     def _elements(self, i: int, steps: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], set[int]]:
@@ -340,12 +392,14 @@ class _Expand:
         chain, used = self._chain(i, steps)
         if isinstance(s, Compute):
             return self._dealt(chain, stage), used
+        close = () if self.sums[s.stage].shared else self._closed(s.stage)
         fold = self.sums.pop(s.stage)
+        self.closed.discard(s.stage)
         if fold.shared:
             return self._dealt(chain, stage, fold.gathered(), fold.widest), used
         spread, at = fold.spread()
         sums = {x: {SUM.state[0][0]: where} for x, where in at.items()}
-        return (*fold.close(), *chain.emit(spread, sums)), used
+        return (*close, *chain.emit(spread, sums)), used
 
     def _beside(self, stage: str) -> tuple[str, ...]:
         return beside(self.w.plan.program, self.w.launch.tile, stage)

@@ -27,38 +27,49 @@ def emulate_plan(
     *,
     seed: int = 0,
     eager: bool = False,
+    times: int = 1,
 ) -> tuple[dict[str, Storage], tuple[EmuStats, ...]]:
     """(every output in storage form, the counts of each launch). `seed` and `eager` choose a schedule of the threads.
 
-    Outputs and workspaces begin as NaN. An early launch touches nothing but constants before it has waited for the
-    launches before. Raises EmuError when a kernel is at fault, PlanError for a CPU's source.
+    times: how often the plan runs, on the same workspaces; the counts are those of the last time
+
+    Outputs begin as NaN, each time, workspaces too, flags as zeros. An early launch touches nothing but constants before it has
+    waited for the launches before. Raises EmuError when a kernel is at fault, PlanError for a CPU's source.
     """
     program = unit.plan.program
     size = program.sizes(sizes)
     syms = {f"len_{s.name}": (sizes or {})[s.name] for s in program.syms}
     memory = {name: _frozen(x) for name, x in inputs.items()}
-    stats = []
     for b in buffers(unit.plan):
         if b.name not in memory:
-            memory[b.name] = encode(np.full(evaluated(b.elements, syms), np.nan, np.float32), b.dtype)
-    for k in unit.kernels:
-        if not isinstance(k, GpuKernel):
-            raise PlanError(f"{k.name} is a CPU's kernel; the emulator runs those of GPUs")
-        args = [_tensor_map(m, memory[m.value], syms) for m in k.maps]
-        everything: list[Storage | TensorMap | int] = [
-            *args,
-            *(memory[b.name] for b in k.buffers),
-            *(syms[s] for s in k.syms),
-        ]
-        touched = {*(b.name for b in k.buffers), *(m.value for m in k.maps)}
-        late = [memory[name] for name in touched if k.early and not _is_constant(program, name)]
-        result = emulate(
-            unit.text, k.name, (evaluated(k.blocks, syms),), (k.threads,), k.smem_bytes, everything,
-            cluster=(k.cluster,), seed=seed, eager=eager, late=late,
-        )  # fmt: skip
-        stats.append(result.stats)
+            begin = 0.0 if b.role == "flags" else np.nan
+            memory[b.name] = encode(np.full(evaluated(b.elements, syms), begin, np.float32), b.dtype)
+    stats = list[EmuStats]()
+    for _ in range(times):
+        for o in program.outputs:
+            memory[o][...] = encode(np.full(memory[o].shape, np.nan, np.float32), program.value(o).dtype)
+        stats = [_launch(unit, k, memory, syms, seed, eager) for k in unit.kernels]
     shapes = {o: [size[a] for a in program.value(o).axes] for o in program.outputs}
     return {o: memory[o].reshape(shape) for o, shape in shapes.items()}, tuple(stats)
+
+
+def _launch(
+    unit: SourceUnit, k: object, memory: Mapping[str, Storage], syms: Mapping[str, int], seed: int, eager: bool
+) -> EmuStats:
+    """One launch; what it writes is in `memory`."""
+    if not isinstance(k, GpuKernel):
+        raise PlanError(f"{unit.plan.launches[0].name} is a CPU's kernel; the emulator runs those of GPUs")
+    everything: list[Storage | TensorMap | int] = [
+        *(_tensor_map(m, memory[m.value], syms) for m in k.maps),
+        *(memory[b.name] for b in k.buffers),
+        *(syms[s] for s in k.syms),
+    ]
+    touched = {*(b.name for b in k.buffers), *(m.value for m in k.maps)}
+    late = [memory[name] for name in touched if k.early and not _is_constant(unit.plan.program, name)]
+    return emulate(
+        unit.text, k.name, (evaluated(k.blocks, syms),), (k.threads,), k.smem_bytes, everything,
+        cluster=(k.cluster,), seed=seed, eager=eager, together=k.together, late=late,
+    ).stats  # fmt: skip
 
 
 def _tensor_map(m: Map, memory: Storage, syms: Mapping[str, int]) -> TensorMap:

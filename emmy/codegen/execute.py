@@ -106,7 +106,7 @@ def execute(
 
 def _run_together(outline: Outline, memory: dict[str, Block], env: Env, seed: int) -> None:
     """All blocks at once, each on its share of all steps of all tiles."""
-    plan, t = outline.plan, outline.launch.tile
+    t = outline.launch.tile
     loop, tiles, left = t.nest[t.n_block_loops], _tiles(outline, env), dict[int, Left]()
     steps = pieces(env[loop.axis], loop.step)
     total = len(tiles) * len(steps)
@@ -125,7 +125,9 @@ def _run_together(outline: Outline, memory: dict[str, Block], env: Env, seed: in
     _run(ctas, random.Random(f"{seed}"))
     up = [w for w, x in left.items() if x.raised]
     if up:
-        raise PlanError(f"{outline.launch.name} ends with the flags of blocks {up} up: the next launch would take them for its own")
+        raise PlanError(
+            f"{outline.launch.name} ends with the flags of blocks {up} up: the next launch would take them for its own"
+        )
 
 
 def _deal(outline: Outline, env: Env) -> list[list[Env]]:
@@ -293,7 +295,8 @@ class _Agent(Works):
                 if self.owns == isinstance(s, Owning):
                     yield from self.steps(body)
             case ForHelpers(body):
-                for self.helper in self.cta.helpers[self.seq]:
+                for helper in self.cta.helpers[self.seq]:
+                    self.helper = helper
                     yield from self.steps(body)
             case LeaveSums(x):
                 self.leave(x)

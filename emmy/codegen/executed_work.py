@@ -175,13 +175,17 @@ class Works(ABC):
     def lower_flag(self, name: str) -> None:
         left = self.cta.left.get(self.helper)
         if left is None or not left.seen:
-            raise Race(f"{self.role.role.name} lowers the flag of block {self.helper}, which may still be raised for {name}")
+            raise Race(
+                f"{self.role.role.name} lowers the flag of block {self.helper}, which may still be raised for {name}"
+            )
         left.raised = False
 
     def take_left(self, name: str) -> None:
         left = self.cta.left.get(self.helper)
         if left is None or not left.known:
-            raise Race(f"{self.role.role.name} takes sums of {name} before all its agents know that block {self.helper} left them")
+            raise Race(
+                f"{self.role.role.name} takes sums of {name} before all its agents know that block {self.helper} left them"
+            )
         new = {c: Named(b.axes, b.data) for c, b in left.sums.items()}
         self.join(name, self.accumulators(name), self.env, new)
 

@@ -37,7 +37,7 @@ def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
     lines = [f"emmy-gpu-plan {VERSION}"]
     lines += [f"sym {s.name} {s.lo} {s.hi}" for s in plan.program.syms]
     for b in buffers(plan):
-        kind = "workspace" if b.role == "workspace" else "argument"
+        kind = "argument" if b.is_argument else "workspace"  # which begins as zeros
         lines.append(f"{kind} {b.name} {size_bytes(b.dtype)} {_postfix(b.elements, syms)}")
     for k in kernels:
         lines.append(f"kernel {k.name} {k.threads} {k.smem_bytes} {_postfix(k.blocks, syms)}")

@@ -181,12 +181,20 @@ Stmt = LetInt | Let | Set | View | Store | Transpose | For | If
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory that outlives the launch: an input, an output, or what one launch leaves for another."""
+    """Memory that outlives the launch: an input, an output, what one launch leaves for another, or blocks for one another.
+
+    flags: words that are 0 before the first launch and after each
+    """
 
     name: str
     dtype: DType
-    role: Literal["input", "output", "workspace"]
+    role: Literal["input", "output", "workspace", "flags"]
     elements: Whole
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether the caller brings it."""
+        return self.role in ("input", "output")
 
 
 @dataclass(frozen=True, slots=True)

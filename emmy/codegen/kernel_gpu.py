@@ -151,6 +151,7 @@ class GpuKernel:
     """One launch of `blocks` x `threads`. Its parameters: tensor maps, then buffers, then sizes of symbols (32-bit).
 
     cluster: so many neighbouring blocks form a cluster
+    together: blocks wait for one another: all must be resident
     early:   it may begin before the launch before it has ended, and waits by itself
     """
 
@@ -164,6 +165,7 @@ class GpuKernel:
     smem_bytes: int
     body: tuple[Stmt, ...]
     cluster: int = 1
+    together: bool = False
     early: bool = False
 
     def __str__(self) -> str:
@@ -292,6 +294,7 @@ def show(k: GpuKernel) -> str:
     params = [m.name for m in k.maps] + [b.name for b in k.buffers] + list(k.syms)
     shape = f"{show_int(k.blocks)} blocks of {k.threads} threads, {k.smem_bytes} bytes of shared memory"
     shape += f", clusters of {k.cluster}" if k.cluster > 1 else ""
+    shape += ", all at once" if k.together else ""
     shape += ", early" if k.early else ""
     out = [f"kernel {k.name}({', '.join(params)})  # {shape}"]
     for m in k.maps:

@@ -33,13 +33,14 @@ class Run:
     sizes: tuple[tuple[str, int], ...] = ()
     kind: str = "normal"
     order: int = 1
+    times: int = 1
 
     def error_norm(self) -> tuple[float, tuple[EmuStats, ...]]:
         """(largest error in units of what is allowed, counts of each launch)."""
         op, u = parse_op(self.op), unit(self.op, self.schedule, self.gpu)
         inputs = op.inputs(self.kind, 1, dict(self.sizes))  # type: ignore[arg-type]
         seed, eager = SCHEDULES[self.order]
-        out, stats = emulate_plan(u, inputs, dict(self.sizes), seed=seed, eager=eager)
+        out, stats = emulate_plan(u, inputs, dict(self.sizes), seed=seed, eager=eager, times=self.times)
         return op.error_norm(out, inputs, self.kind, accumulation(u.plan)), stats  # type: ignore[arg-type]
 
 

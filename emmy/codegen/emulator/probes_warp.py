@@ -229,6 +229,30 @@ def numbers() -> Iterator[Probe]:
         partial(words_in_out, 3, 96),
         block=96,
     )
+    yield Probe(  # in each round another warp hands words on to the next, by a flag of its own
+        "flags",
+        """EMMY_KERNEL(64, 1) probe(const u32* in, u32* between, u32* flags, u32* out) {
+  const u32 t = threadIdx.x;
+  for (u32 i = 0; i < 4; ++i) {
+    u32 x[1];
+    if (t / 32 == i % 2) {
+      emmy_ldg_b32(x, in + t);
+      x[0] += i;
+      emmy_stg_b32(between + i * 32 + t % 32, x);
+      emmy_syncwarp();
+      if (t % 32 == 0) emmy_flag_raise(flags + i);
+    } else {
+      if (t % 32 == 0) emmy_flag_await(flags + i);
+      emmy_syncwarp();
+      emmy_ldg_b32(x, between + i * 32 + (t + 1) % 32);
+      emmy_stg_b32(out + i * 32 + t % 32, x);
+      if (t % 32 == 0 && i < 3) emmy_flag_lower(flags + i);
+    }
+  }
+}""",
+        lambda: [words(64), zeros(128), zeros(4), zeros(128)],
+        block=64,
+    )
     # Which lane is elected is the hardware's choice: how many are, in each warp, twice, and how many both times.
     yield Probe(
         "elect",

@@ -53,6 +53,7 @@ def emulate(
     cluster: Sequence[int] = (1, 1, 1),
     seed: int = 0,
     eager: bool = False,
+    together: bool = False,
     late: Sequence[Array] = (),
     budget: int = _BUDGET,
 ) -> EmuResult:
@@ -61,6 +62,7 @@ def emulate(
     source:  CUDA text with its prelude (`emmy.codegen.ptx`)
     args:    in the kernel's order: arrays (pointers), tensor maps, ints, floats (f32) and numpy scalars
     eager:   asynchronous copies take effect at once, not at the last moment
+    together: blocks wait for one another: all are there at once, and what they write in arrays must be ordered
     late:    arrays that a grid before this one writes: they may be read after griddepcontrol.wait only
     budget:  helper calls after which the run is given up
 
@@ -71,7 +73,9 @@ def emulate(
     arity = ctypes.c_int.in_dll(library, "emmy_emu_arity").value
     if arity != len(args):
         raise UsageError(f"kernel {kernel} takes {arity} arguments, got {len(args)}")
-    launch = _Launch(_three(grid), _three(block), _three(cluster), smem_bytes, seed, int(eager), budget=budget)
+    launch = _Launch(
+        _three(grid), _three(block), _three(cluster), smem_bytes, seed, int(eager), int(together), budget=budget
+    )
     _check_shape(launch)
     arrays = _arrays(args)
     known = {id(a): i for i, a in enumerate(arrays)}
@@ -179,6 +183,7 @@ class _Launch(ctypes.Structure):
         ("smem_bytes", ctypes.c_uint32),
         ("seed", ctypes.c_uint32),
         ("eager", ctypes.c_uint32),
+        ("together", ctypes.c_uint32),
         ("n_arrays", ctypes.c_uint32),
         ("n_arguments", ctypes.c_uint32),
         ("budget", ctypes.c_uint64),

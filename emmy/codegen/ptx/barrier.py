@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emmy.codegen.ptx.helper import AMPERE, HOPPER, Helper, asm
 
+_LD, _ST = "Data Movement and Conversion Instructions: ld", "Data Movement and Conversion Instructions: st"
 _SYNC = "Parallel Synchronization and Communication Instructions"
 
 
@@ -117,6 +118,34 @@ HELPERS: tuple[Helper, ...] = (
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}",
         '"r"(bar), "r"(rank)',
         'emu::mbar_arrive(emu::cluster_address(bar, rank), 0, "mbarrier.arrive", site);',
+    ),
+    # Words in memory by which blocks of a grid that are resident together tell one another that something is there.
+    _plain(
+        "flag_raise",
+        "void* p",
+        f"{_ST}: st.release: whoever sees the 1 sees what the thread, and those it has met, wrote before",
+        "st.release.gpu.global.u32 [%0], %1;",
+        '"l"(p), "r"(1)',
+        "emu::flag_raise(p, site);",
+        AMPERE,
+    ),
+    Helper(
+        "flag_await",
+        "void flag_await(const void* p)",
+        f"{_LD}: ld.acquire: returns once the word is not 0",
+        "u32 up;\ndo {\n  "
+        + asm("ld.acquire.gpu.global.u32 %0, [%1];", '"=r"(up)', '"l"(p)', memory=True)
+        + "\n} while (!up);",
+        "emu::flag_await(p, site);",
+    ),
+    _plain(
+        "flag_lower",
+        "void* p",
+        f"{_ST}: st.relaxed: the word is 0",
+        "st.relaxed.gpu.global.u32 [%0], %1;",
+        '"l"(p), "r"(0)',
+        "emu::flag_lower(p, site);",
+        AMPERE,
     ),
     _plain(
         "fence_async",

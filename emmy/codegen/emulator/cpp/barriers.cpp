@@ -194,6 +194,29 @@ void mbar_wait(u32 bar, u32 parity, const Site& site) {
   acquire(me, m.published);
 }
 
+// ---- flags: words in global memory, up or down. Who sees one up knows all that its raiser knew (st.release, ld.acquire).
+static u32* flag_at(const void* p, bool store, const char* op, const Site& site) {
+  tick(site);
+  run.now->op = op;
+  return static_cast<u32*>(global_at(p, 4, store, op));
+}
+
+void flag_raise(void* p, const Site& site) {
+  *flag_at(p, true, "st.release", site) = 1;
+  Clock& announced = run.flags[p];
+  announced = {};
+  release(*run.now, announced);
+}
+
+void flag_await(const void* p, const Site& site) {
+  const u32* flag = flag_at(p, false, "the wait for a flag", site);
+  run.now->flag = p;
+  if (!*flag) pause(AT_FLAG);
+  acquire(*run.now, run.flags[p]);
+}
+
+void flag_lower(void* p, const Site& site) { *flag_at(p, true, "st.relaxed", site) = 0; }
+
 void fence_async(const Site& site) {
   tick(site);
   Thread& me = *run.now;

@@ -112,6 +112,7 @@ class Faults {
 static bool wakes(Thread& t) {
   switch (t.state) {
     case AT_MBAR: return (t.block->mbars.at(t.bar).phase & 1) != t.parity;
+    case AT_FLAG: return *static_cast<const u32*>(t.flag) != 0;
     case AT_CLUSTER: return run.cluster->barrier.phase != t.cluster_phase;
     case AT_REGISTERS: {                       // the whole warpgroup at once
       Block& b = *t.block;
@@ -313,7 +314,7 @@ static bool canary_lives(const Array& a) {
 struct EmuArray { void* data; u64 bytes; int writable, late; };
 struct EmuArgument { int kind, array; u64 offset; unsigned char bytes[128]; };  // kind 0: a value, 1: a pointer, 2: a tensor map
 struct EmuLaunch {
-  u32 grid[3], block[3], cluster[3], smem_bytes, seed, eager, n_arrays, n_arguments;
+  u32 grid[3], block[3], cluster[3], smem_bytes, seed, eager, together, n_arrays, n_arguments;
   u64 budget;
   EmuArray* arrays;
   EmuArgument* arguments;
@@ -330,7 +331,8 @@ extern "C" const char* emmy_emu_run(void (*kernel)(void**), const EmuLaunch* lau
   run = Run{};
   run.grid = {launch->grid[0], launch->grid[1], launch->grid[2]};
   run.block = {launch->block[0], launch->block[1], launch->block[2]};
-  run.cluster_shape = {launch->cluster[0], launch->cluster[1], launch->cluster[2]};
+  run.together = launch->together;             // blocks are side by side as those of a cluster are
+  run.cluster_shape = run.together ? run.grid : Dim3{launch->cluster[0], launch->cluster[1], launch->cluster[2]};
   run.smem_bytes = launch->smem_bytes;
   run.seed = launch->seed;
   run.eager = launch->eager;
@@ -338,7 +340,8 @@ extern "C" const char* emmy_emu_run(void (*kernel)(void**), const EmuLaunch* lau
   run.chance.seed(launch->seed);
   for (u32 i = 0; i < launch->n_arrays; ++i) {
     const EmuArray& a = launch->arrays[i];
-    run.arrays.push_back({nullptr, a.bytes, a.writable != 0, a.late != 0, nullptr, 0});
+    run.arrays.push_back({nullptr, a.bytes, a.writable != 0, a.late != 0, nullptr, 0, {}});
+    if (run.together && a.writable) run.arrays.back().cells.resize((a.bytes + 3) / 4);
     map_array(run.arrays.back(), a.data);
   }
   std::vector<EmuArgument> arguments(launch->arguments, launch->arguments + launch->n_arguments);

@@ -74,6 +74,9 @@ void mbar_fence_init(const Site& site);
 void mbar_arrive(u32 bar, u32 expect_bytes, const char* op, const Site& site);
 void mbar_wait(u32 bar, u32 parity, const Site& site);
 void fence_async(const Site& site);
+void flag_raise(void* p, const Site& site);
+void flag_await(const void* p, const Site& site);
+void flag_lower(void* p, const Site& site);
 
 // ---- bulk copies
 void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 rank, u32 mask, bool multicast, const Site& site);

@@ -96,16 +96,26 @@ void* global_at(const void* p, u32 bytes, bool store, const char* op) {
   fail("bounds", "%s: address %p is in no array of this launch", op, p);
 }
 
+// Blocks that wait for one another pass data through arrays: each access of one that is written is ordered like those of shared memory.
+static void watch(const void* p, u32 bytes, bool store, const char* op, const Site& site) {
+  if (!run.together) return;
+  for (Array& a : run.arrays)
+    if (!a.cells.empty() && p >= a.base && p < a.base + a.bytes)
+      race_global(run.now->clock, a, u64(static_cast<const u8*>(p) - a.base), bytes, by_thread(*run.now, site.line()), store, op);
+}
+
 void global_read(const void* from, void* to, u32 bytes, const char* op, const Site& site) {
   tick(site);
-  memcpy(to, global_at(from, bytes, false, op), bytes);
+  watch(global_at(from, bytes, false, op), bytes, false, op, site);
+  memcpy(to, from, bytes);
   run.stats.global_load_bytes += bytes;
   count_global(*run.now, from, bytes, false, site);
 }
 
 void global_write(void* to, const void* from, u32 bytes, const char* op, const Site& site) {
   tick(site);
-  memcpy(global_at(to, bytes, true, op), from, bytes);
+  watch(global_at(to, bytes, true, op), bytes, true, op, site);
+  memcpy(to, from, bytes);
   run.stats.global_store_bytes += bytes;
   count_global(*run.now, to, bytes, true, site);
 }

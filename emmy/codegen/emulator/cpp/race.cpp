@@ -95,12 +95,16 @@ std::string describe(const Access& a) {
   return s + " at line " + std::to_string(a.line);
 }
 
-[[noreturn]] static void conflict(const Clock& clock, const Access& before, u32 address, const char* op, const char* did) {
+// Words of memory that are watched: `cells`, the first at address `base` of what `space` names.
+struct Watched { std::vector<Cell>& cells; u32 base; const char* space; };
+static Watched shared(Block& block) { return {block.cells, SHARED_BASE, "shared address"}; }
+
+[[noreturn]] static void conflict(const Clock& clock, const Access& before, const char* space, u32 address, const char* op, const char* did) {
   const std::string who = describe(before);
   if (generic(before) && ordered(before, clock, false))
-    fail("proxy", "%s of shared address %u: %s %s it through the generic proxy, and %s", op, address, who.c_str(), did,
+    fail("proxy", "%s of %s %u: %s %s it through the generic proxy, and %s", op, space, address, who.c_str(), did,
          did[0] == 'r' ? "passes no fence.proxy.async before it lets go" : "no fence.proxy.async lies between");
-  fail("race", "%s of shared address %u is not ordered after %s, which %s it", op, address, who.c_str(), did);
+  fail("race", "%s of %s %u is not ordered after %s, which %s it", op, space, address, who.c_str(), did);
 }
 
 static void remember_read(Cell& c, const Clock& clock, const Access& by) {
@@ -116,35 +120,35 @@ static void remember_read(Cell& c, const Clock& clock, const Access& by) {
 }
 
 // Calls each(cell, which halves of it, its address) for every word that the bytes touch.
-template <class F> static void words(Block& block, u32 address, u32 bytes, F each) {
-  const u32 from = address - SHARED_BASE, to = from + bytes;
+template <class F> static void words(const Watched& memory, u32 address, u32 bytes, F each) {
+  const u32 from = address - memory.base, to = from + bytes;
   for (u32 w = from / 4; w < (to + 3) / 4; ++w)
-    each(block.cells[w], u8((4 * w + 2 > from ? 1 : 0) | (4 * w + 2 < to ? 2 : 0)), SHARED_BASE + 4 * w);
+    each(memory.cells[w], u8((4 * w + 2 > from ? 1 : 0) | (4 * w + 2 < to ? 2 : 0)), memory.base + 4 * w);
 }
 
-static void check_writes(const Clock& clock, const Cell& c, u8 halves, u32 address, bool async, const char* op) {
+static void check_writes(const Clock& clock, const Cell& c, u8 halves, const char* space, u32 address, bool async, const char* op) {
   for (u32 h = 0; h < 2; ++h) {
     const Access& w = c.write[h];
-    if ((halves >> h & 1) && !ordered(w, clock, async && generic(w))) conflict(clock, w, address, op, "writes");
+    if ((halves >> h & 1) && !ordered(w, clock, async && generic(w))) conflict(clock, w, space, address, op, "writes");
     if (halves == 3 && c.write[1] == w) return;
   }
 }
 
 void race_read(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op) {
-  words(block, address, bytes, [&](Cell& c, u8 halves, u32 at) {
+  words(shared(block), address, bytes, [&](Cell& c, u8 halves, u32 at) {
     if (((halves & 1) && c.write[0].how == NOBODY) || ((halves & 2) && c.write[1].how == NOBODY)) ++run.stats.uninitialised_words;
-    check_writes(clock, c, halves, at, async, op);
+    check_writes(clock, c, halves, "shared address", at, async, op);
     by.halves = halves;
     remember_read(c, clock, by);
   });
 }
 
-void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op) {
-  words(block, address, bytes, [&](Cell& c, u8 halves, u32 at) {
+static void write_words(const Watched& memory, const Clock& clock, u32 address, u32 bytes, Access by, bool async, const char* op) {
+  words(memory, address, bytes, [&](Cell& c, u8 halves, u32 at) {
     if (c.mbar) fail("barrier", "%s overwrites the mbarrier at shared address %u", op, at);
-    check_writes(clock, c, halves, at, async, op);
+    check_writes(clock, c, halves, memory.space, at, async, op);
     const auto check_read = [&](const Access& r) {
-      if ((r.halves & halves) && !(ordered(r, clock, false) && (!async || let_go(r, clock)))) conflict(clock, r, at, op, "reads");
+      if ((r.halves & halves) && !(ordered(r, clock, false) && (!async || let_go(r, clock)))) conflict(clock, r, memory.space, at, op, "reads");
     };
     for (u32 i = 0; i < c.n_reads; ++i) check_read(c.reads[i]);
     for (const Access& r : c.more_reads) check_read(r);
@@ -152,6 +156,22 @@ void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, Access
     if (halves != 3) return;                   // reads of the other half count on; those of this one do no harm
     c.n_reads = 0;
     c.more_reads.clear();
+  });
+}
+
+void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op) {
+  write_words(shared(block), clock, address, bytes, by, async, op);
+}
+
+void race_global(const Clock& clock, Array& array, u64 byte, u32 bytes, Access by, bool store, const char* op) {
+  char space[40];
+  snprintf(space, sizeof space, "array %zu, byte", size_t(&array - run.arrays.data()));
+  const Watched memory{array.cells, 0, space};
+  if (store) return write_words(memory, clock, u32(byte), bytes, by, false, op);
+  words(memory, u32(byte), bytes, [&](Cell& c, u8 halves, u32 at) {
+    check_writes(clock, c, halves, space, at, false, op);
+    by.halves = halves;
+    remember_read(c, clock, by);
   });
 }
 

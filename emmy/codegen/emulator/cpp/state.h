@@ -29,7 +29,7 @@ struct Access {
   u8 halves = 3;  // of the word: bit 0 the lower 2 bytes, bit 1 the upper
   bool operator==(const Access&) const = default;
 };
-struct Cell {  // of one 4-byte word of shared memory
+struct Cell {  // of one 4-byte word of shared memory, or of an array that resident blocks share
   Access write[2];  // of each half
   bool mbar = false;
   u8 n_reads = 0;
@@ -38,7 +38,7 @@ struct Cell {  // of one 4-byte word of shared memory
 };
 
 // ---- threads
-enum State : u8 { READY, IN_WARP, IN_WARPGROUP, AT_BLOCK, AT_NAMED, AT_MBAR, AT_CLUSTER, AT_REGISTERS, DONE };
+enum State : u8 { READY, IN_WARP, IN_WARPGROUP, AT_BLOCK, AT_NAMED, AT_MBAR, AT_CLUSTER, AT_REGISTERS, AT_FLAG, DONE };
 struct Block;
 struct SmallCopy { u32 to; const void* from; u32 bytes, source_bytes; };
 struct BulkStore { emmy_tensormap map; u32 from; int at[5]; u32 rank; std::vector<u8> data; };
@@ -59,6 +59,7 @@ struct Thread {
   const char* op = "";
   void* arg = nullptr;
   u32 line = 0;
+  const void* flag = nullptr;
   u32 bar = 0, parity = 0, named = 0, cluster_phase = 0, wanted_registers = 0;
   bool arrived_cluster = false;
   Clock clock, fenced;                         // fenced: as of the last fence.mbarrier_init, what a relaxed arrival publishes
@@ -131,12 +132,13 @@ struct Stats {
 #undef X
 };
 
-struct Array { u8* base; u64 bytes; bool writable, late; u8* mapping; u64 mapping_bytes; };
+struct Array { u8* base; u64 bytes; bool writable, late; u8* mapping; u64 mapping_bytes; std::vector<Cell> cells; };  // cells: of one that is watched
 struct Run {
   Thread* now = nullptr; Fiber home; Cluster* cluster = nullptr;
-  std::string error; Stats stats; std::mt19937 chance; u32 seed = 0; bool eager = false;
+  std::string error; Stats stats; std::mt19937 chance; u32 seed = 0; bool eager = false, together = false;  // together: every block of the grid at once
   Dim3 grid{}, block{}, cluster_shape{}; u32 smem_bytes = 0; u64 budget = 0;
   std::vector<Array> arrays;
+  std::unordered_map<const void*, Clock> flags;  // what the last store.release to a word announces
 };
 extern Run run;
 constexpr u32 SHARED_BASE = 1024;              // where sm_90 puts dynamic shared memory, below is reserved
@@ -150,6 +152,7 @@ Block& block_of(u32 address, const char* op);  // the owner of a shared address,
 u8* shared_at(Block& block, u32 address, u32 bytes, u32 align, const char* op);
 void race_read(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op);
 void race_write(const Clock& clock, Block& block, u32 address, u32 bytes, Access by, bool async, const char* op);
+void race_global(const Clock& clock, Array& array, u64 byte, u32 bytes, Access by, bool store, const char* op);
 Access by_thread(const Thread& t, u32 line);
 void touch_remote(Block& block);               // remember that the running thread touched another block's memory
 void meet(Thread* const* threads, u32 n);      // everything any of them did happens before everything they do next
