@@ -81,9 +81,13 @@ class Shares:
         return self.w.let("share_hi", self._begin(plus(self.worker, Int(1))))
 
     def walked(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """The body for each tile of which the block has a share."""
+        """The body for each tile of which the block has a share, of a step at least.
+
+        Unless the compiler knows this, sums that no step made reach what reads them, and it puts wgmma in sequence (ptxas C7514).
+        """
         end = plus(over(plus(self.hi, Int(-1)), Int(self.each)), Int(1))
-        return (For(self.w.block.name, over(self.lo, Int(self.each)), end, 1, body),)
+        some = Do("emmy_assume", (below(*self.w.shares[self.w.nest[self.w.launch.tile.n_block_loops].axis]),))
+        return (For(self.w.block.name, over(self.lo, Int(self.each)), end, 1, (*self.w.tile_head, some, *body)),)
 
     @property
     def _begun(self) -> Whole:

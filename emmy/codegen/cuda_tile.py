@@ -130,7 +130,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     ]  # in turn, they do the same on other tiles
     steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares).steps(r.steps) for r in roles]
     if shares:
-        bodies = [shares.walked((*w.tile_head, *stmts)) for stmts in steps]
+        bodies = [shares.walked(stmts) for stmts in steps]
     else:
         bodies = [_walked(w, rings, r, stmts, tiles) for r, stmts in zip(roles, steps, strict=True)]
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]

@@ -235,6 +235,7 @@ def numbers() -> Iterator[Probe]:
   const u32 t = threadIdx.x;
   for (u32 i = 0; i < 4; ++i) {
     u32 x[1];
+    emmy_assume(i < 4u);
     if (t / 32 == i % 2) {
       emmy_ldg_b32(x, in + t);
       x[0] += i;

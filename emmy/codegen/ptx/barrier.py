@@ -147,6 +147,13 @@ HELPERS: tuple[Helper, ...] = (
         "emu::flag_lower(p, site);",
         AMPERE,
     ),
+    Helper(
+        "assume",
+        "void assume(bool so)",
+        "CUDA C++ Programming Guide: Compiler Optimization Hint Functions: __builtin_assume",
+        "__builtin_assume(so);",
+        'if (!so) emu::fail("assume", "what the compiler is told does not hold, line %u", site.line());',
+    ),
     _plain(
         "fence_async",
         "",
