@@ -14,6 +14,7 @@ from emmy.codegen.execute import execute
 from emmy.codegen.lower import complete, lower
 from emmy.codegen.steps import (
     Advance,
+    AwaitFlag,
     BarArrive,
     Barrier,
     BarWait,
@@ -25,18 +26,25 @@ from emmy.codegen.steps import (
     Copy,
     FoldParts,
     For,
+    ForHelpers,
     From,
     Gather,
+    Helping,
     LaunchWait,
+    LeaveSums,
     LetNext,
+    LowerFlag,
     Open,
     Outline,
+    Owning,
+    RaiseFlag,
     RoleSync,
     Settle,
     Share,
     Step,
     Store,
     StoreState,
+    TakeSums,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -226,6 +234,28 @@ PLANS |= {
         f"k0/splitk(C,2) {TILES} k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0/pdl() k1/pdl()",
     ),
 }
+PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside one
+    "stream-K": (
+        PROJECTION,
+        "h200",
+        f"{TILES} k0/stage(A,tma,2) k0/stage(B,tma,2) k0/split(m,warpgroup,16) k0/specialize(2,40,232) k0/streamk(3)",
+    ),
+    "stream-K, several help": (
+        matmul(20, 35, 232, "f16", "nk").program(),
+        "h200",
+        f"{TILES} k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,40,232) k0/streamk(7)",
+    ),
+    "stream-K without roles": (SMALL, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/streamk(3)"),
+    "stream-K, cp_async": (SMALL, "rtx4090", f"{TILES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) k0/streamk(3)"),
+    "stream-K, deferred": (
+        matmul(130, 35, 72, "f16", "nk").program(),
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
+        "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(2,40,232) k0/streamk(4) k0.C/atom(wgmma,64,16,16)",
+    ),
+    "early stream-K": (PROJECTION, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/streamk(3) k0/pdl()"),
+}
+NESTED = For | From | Helping | Owning | ForHelpers
 
 
 @cache
@@ -241,7 +271,7 @@ def outline(name: str, launch: str = "k0") -> Outline:
 def all_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
     for s in steps:
         yield s
-        if isinstance(s, For | From):
+        if isinstance(s, NESTED):
             yield from all_steps(s.body)
 
 
@@ -421,7 +451,7 @@ def _edited(o: Outline, kind: type[Step], at: int, edit: Edit) -> Outline:
             if isinstance(s, kind):
                 seen += 1
                 out += edit(s) if seen == at else [s]
-            elif isinstance(s, For | From):
+            elif isinstance(s, NESTED):
                 out.append(replace(s, body=go(s.body)))
             else:
                 out.append(s)
@@ -541,6 +571,15 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "a slot is filled when one block has given it back": lambda: (
         d for d in each_barrier("empty", lambda b: replace(b, count=b.count // b.blocks)) if "multicast" in d.plan
     ),
+    "sums not left": lambda: each_step(LeaveSums, lambda s: []),
+    "sums left not taken": lambda: each_step(TakeSums, lambda s: []),
+    "sums taken twice": lambda: each_step(TakeSums, lambda s: [s, s]),
+    "a flag not raised": lambda: each_step(RaiseFlag, lambda s: []),
+    "a flag raised before the sums are left": lambda: each_step(Helping, lambda s: [replace(s, body=s.body[::-1])]),  # type: ignore[union-attr,call-arg]
+    "a flag not waited for": lambda: each_step(AwaitFlag, lambda s: []),
+    "a flag not lowered": lambda: each_step(LowerFlag, lambda s: []),
+    "helpers not waited for": lambda: each_step(ForHelpers, lambda s: []),
+    "every share finishes its tile": lambda: each_step(Owning, lambda s: [*s.body]),  # type: ignore[union-attr]
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emmy.codegen.emulator.probe import Probe, bits16, constant, whole, words_in_out, zeros
+from emmy.codegen.emulator.probe import Probe, bits16, constant, whole, words, words_in_out, zeros
 
 if TYPE_CHECKING:
     from emmy.codegen.emulator.probe import Argument
