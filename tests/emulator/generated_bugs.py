@@ -35,7 +35,58 @@ _FIRST_MEETING = r"^  emmy_cluster_arrive_relaxed\(\);\n  emmy_cluster_wait\(\);
 _GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for \(int j = 0)"
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 
+_SUMS_LEFT = r"( +#pragma unroll\n +for \(int v .*\{\n(?: +(?!emmy_flag).*\n)+?)( +emmy_bar_sync.*\n)"
+_RAISE = r" +if \(thread == 0\) emmy_flag_raise\(C_flags \+ worker\);\n"
+
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
+    *_bugs(
+        "shares",
+        ("the flag is raised before the sums are left", rf"({_SUMS_LEFT})({_RAISE})", r"\4\1", "race"),
+        ("the flag is raised by each warp for itself", rf" +emmy_bar_sync.*\n({_RAISE})", r"\1", "race"),
+        ("the flag is raised without a release", r"emmy_flag_raise\((.*)\);", r"*(u32*)(\1) = 1u;", "race"),
+        (
+            "the flag of another is raised",
+            r"emmy_flag_raise\(C_flags \+ worker",
+            "emmy_flag_raise(C_flags + worker - 1",
+            "deadlock race wrong",
+        ),
+        ("the flag is not raised", _RAISE, "", "deadlock"),
+        ("the flag is not waited for", r"^ +emmy_flag_await.*\n", "", "race"),
+        (
+            "the flag of the helper before is waited for",
+            r"await\(C_flags \+ helper\)",
+            "await(C_flags + helper - 1)",
+            "deadlock race",
+        ),
+        ("one warp waits and the others go on", r"( +emmy_flag_lower.*\n +\}\n) +emmy_bar_sync.*\n", r"\1", "race"),
+        ("the flag is not lowered", r"^ +emmy_flag_lower.*\n", "", "race"),
+        (
+            "the flag is lowered by its raiser",
+            r"emmy_flag_lower\(C_flags \+ helper\)",
+            "emmy_flag_lower(C_flags + worker)",
+            "race deadlock",
+        ),
+        ("the last helper is left out", r"(helper < .*) \+ 1; \+\+helper", r"\1; ++helper", "wrong"),
+        (
+            "one helper too many is waited for",
+            r"(helper < .*) \+ 1; \+\+helper",
+            r"\1 + 2; ++helper",
+            "deadlock wrong race",
+        ),
+        ("sums go to the place of another", r"C_left \+ worker", "C_left + (worker ^ 1)", "race wrong deadlock"),
+        ("sums are taken from the worker's own place", r"C_left \+ helper", "C_left + worker", "wrong race"),
+        ("sums of the helper replace the owner's", r"= \(C_sums(\[.*?\]) \+ (.*)\);", r"= \2;", "wrong"),
+        ("a helper finishes the tile too", r"if \(k_begin == 0\) \{", "{", "wrong race deadlock"),
+        ("shares overlap by a step", r"(const int share_hi = .*);", r"\1 + 1;", "wrong deadlock race"),
+        (
+            "the ring begins anew in each share",
+            r"(float C_sums)",
+            r"slot = 0; phase = 0; \1",
+            "race deadlock wrong barrier",
+        ),
+        ("the producer walks its tiles whole", r"for \(int k = k_begin", "for (int k = 0", "wrong deadlock exit"),
+        ("a share without a step", r"(const int share_hi = worker .*);", r"\1 - 3;", "assume deadlock wrong"),
+    ),
     *_bugs(
         "wgmma",
         (
