@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.costmodel import gpu_features
-from emmy.costmodel.multiprocessor import Residency, box_bytes, residency
+from emmy.costmodel.multiprocessor import Residency, box_bytes, handed_bytes, residency
 from emmy.costmodel.traffic import LoopNest, Operand, set_share, steps
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
@@ -177,14 +177,15 @@ def _blocks(v: _View) -> Mapping[str, float]:
     state = sum(
         4.0 * w.parts * prod(upper(v.plan.program.dim(a)) for a in v.plan.program.stage(w.value).axes)
         for w in v.plan.workspaces
-    )
+    ) + sum(handed_bytes(v.plan, la) for la in v.plan.launches)
+    shared = v.tile.order.kind == "streamk"
     return {
         "n_launches": float(len(v.plan.launches)),
         "n_works": float(len(v.tile.works)),
         "workspace_share": state / v.cost.bytes,
         "log2_blocks": _log(blocks),
         "blocks_per_unit": blocks / units,
-        "tail_idle": 1.0 - blocks / (waves * units),
+        "tail_idle": 0.0 if shared else 1.0 - blocks / (waves * units),
         "log2_block_m": _log(v.extent(v.block_depth, "m")),
         "log2_block_n": _log(v.extent(v.block_depth, "n")),
         "log2_block_k": _log(v.extent(v.block_depth, "k")),

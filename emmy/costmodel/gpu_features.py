@@ -53,6 +53,8 @@ def gpu_features(
     blocks = float(prod(plan.count(tile.nest, i) for i in range(tile.n_block_loops)))
     transports = {c.transport for c in tile.channels}
     waves = blocks / r.places
+    shared = tile.order.kind == "streamk"  # no wave has fewer blocks than there are places
+    busy = r.places if shared else min(r.places, blocks)
     out = {
         "by_tma": float("tma" in transports),
         "by_ldg": float("ldg" in transports),
@@ -66,10 +68,10 @@ def gpu_features(
         "registers_of_allowed": r.registers / registers_allowed(plan, launch, work, target),
         "blocks_together": float(r.blocks),
         "threads_of_limit": r.blocks * r.threads / target.max_threads_sm,
-        "log2_blocks_busy": log2(min(r.places, blocks) / target.n_sms),
+        "log2_blocks_busy": log2(busy / target.n_sms),
         "log2_tiles_a_worker": log2(blocks / min(blocks, tile.order.workers or blocks)),
         "log2_waves": log2(waves),
-        "wave_idle": 1.0 - waves / ceil(waves),
+        "wave_idle": 0.0 if shared else 1.0 - waves / ceil(waves),
         "log2_cluster": log2(cluster),
         "cluster_idle": 1.0 - filled_by_clusters(cluster, r.blocks),
         "log2_k_sharers": log2(sharing_blocks(plan, tile) * sharers(plan, tile.nest, plan.program.stage(work.stage))),
@@ -80,14 +82,14 @@ def gpu_features(
     if moved is None:
         return out | dict.fromkeys(_MOVING, nan)
     compute_us = roof.compute_us * _padded(plan, tile.nest, plan.program.stage(work.stage).every)
-    least = bounds(moved, r, target, compute_us, joined=tile.order.kind != "static" and bool(tile.roles))
+    least = bounds(moved, r, target, compute_us, joined=tile.order.kind != "static" and bool(tile.roles), shared=shared)
     out |= {
         "log2_load_bytes": log2(moved.load_bytes),
         "log2_turns": log2(moved.turns),
         "log2_laps": log2(moved.turns / moved.depth),
         "turns_under_way": float(moved.depth),
         # against what memory delivers in 1 us, which is about its latency
-        "in_flight": min(r.places, blocks) * moved.in_flight_bytes / (target.dram_gbs * 1e3),
+        "in_flight": busy * moved.in_flight_bytes / (target.dram_gbs * 1e3),
         "exchanged_of_fetched": moved.exchanged_bytes / moved.fetched_bytes,
         "log2_asked_of_fetched": log2(moved.asked_bytes / moved.fetched_bytes),
         "log2_read_conflict": log2(moved.reads.conflict),

@@ -158,6 +158,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     else:
         stores = _stores(plan, launch, atom, n, size[m], size[n]).times(blocks * agents)
     stores = stores.times(leaving(plan, launch, together))
+    passed += 2.0 * handed_bytes(plan, launch)
     return Traffic(
         read,
         fills,
@@ -171,6 +172,15 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
         turns,
         max(c.depth for c in tile.channels),
     )
+
+
+def handed_bytes(plan: Plan, launch: Launch) -> int:
+    """Bytes of sums that blocks which share tiles leave for one another: about a tile's for each worker."""
+    tile = launch.tile
+    if tile.order.kind != "streamk":
+        return 0
+    around = tile.nest[: tile.n_block_loops]
+    return 4 * tile.order.workers * prod(plan.extent(around, a) for a in plan.program.stage(tile.works[0].stage).axes)
 
 
 def box_bytes(plan: Plan, launch: Launch, c: Channel) -> int:
@@ -208,15 +218,18 @@ class Bounds:
         return max(self.arithmetic_us, self.shared_us, self.l2_us, self.stores_us, self.chain_us)
 
 
-def bounds(t: Traffic, r: Residency, target: Target, compute_us: float, joined: bool = False) -> Bounds:
+def bounds(
+    t: Traffic, r: Residency, target: Target, compute_us: float, joined: bool = False, shared: bool = False
+) -> Bounds:
     """Bounds of the launch, of which all blocks together would compute for `compute_us` were they spread evenly.
 
     joined: while a block finishes one tile, its rings are filled for the next.
+    shared: blocks share the steps of tiles evenly
     """
-    busiest = ceil(t.blocks / r.units)
+    busiest = t.blocks / r.units if shared else ceil(t.blocks / r.units)
     uneven = busiest * target.n_sms / t.blocks
     clocks = target.n_sms * target.boost_mhz  # of all multiprocessors in a microsecond
-    laps = ceil(t.blocks / r.places)
+    laps = t.blocks / r.places if shared else ceil(t.blocks / r.places)
     chain = (laps * t.turns + t.depth) if joined else laps * (t.turns + t.depth)
     return Bounds(
         compute_us * uneven,

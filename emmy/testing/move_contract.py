@@ -84,6 +84,18 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(2,40,232) k0/persist(2) k0.C/atom(wgmma,64,16,16)",
     ),
     (
+        parse_op("matmul:m(1..200)x72x104:f16:nk,bias").program(),
+        "h200",
+        "k0/split(m,grid,128) k0/split(n,grid,16) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(2,40,232) k0/streamk(7) k0.C/atom(wgmma,64,16,16)",
+    ),
+    (
+        parse_op("matmul:128x1080x96:f16:nk").program(),  # 135 tiles for 132 multiprocessors
+        "h200",
+        "k0/split(m,grid,128) k0/split(n,grid,8) k0/split(k,serial,32) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(2,40,232) k0/streamk(132)",
+    ),
+    (
         parse_op("matmul:40x24x88:f16:nk,bias,residual").program(),
         "h200",
         "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,cluster,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) "

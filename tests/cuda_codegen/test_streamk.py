@@ -153,6 +153,16 @@ def test_a_tile_of_256_by_192_compiles_without_spills_or_notes():
     assert cubin.spill_bytes == 0 and not cubin.warnings and cubin.kernels[0].n_regs == 168
 
 
+def test_features_tell_shares_from_waves():
+    """160 tiles make 1.2 waves of 132, and no waves when steps are shared."""
+    space = ScheduleSpace(parse_op("matmul:2048x3840x15360:f16:nk"), H200)
+    for order, idle in (("persist(132)", 1 - 160 / 264), ("streamk(132)", 0.0)):
+        plan = replay(space.program, LARGE.replace("streamk(132)", order), H200)
+        row = dict(zip(space.feature_names, features(space.op, plan, H200), strict=True))
+        assert row["tail_idle"] == pytest.approx(idle) and row["wave_idle"] == pytest.approx(idle)
+        assert (row["workspace_share"] > 0) == (idle == 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["matmul:2048x3840x15360:f16:nk", "matmul:512x4096x3840:f16"])
 def test_a_search_finds_it_and_whatever_it_finds_has_code_and_features(op: str):

@@ -35,13 +35,17 @@ _FIRST_MEETING = r"^  emmy_cluster_arrive_relaxed\(\);\n  emmy_cluster_wait\(\);
 _GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for \(int j = 0)"
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 
-_SUMS_LEFT = r"( +#pragma unroll\n +for \(int v .*\{\n(?: +(?!emmy_flag).*\n)+?)( +emmy_bar_sync.*\n)"
 _RAISE = r" +if \(thread == 0\) emmy_flag_raise\(C_flags \+ worker\);\n"
 
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     *_bugs(
         "shares",
-        ("the flag is raised before the sums are left", rf"({_SUMS_LEFT})({_RAISE})", r"\4\1", "race"),
+        (
+            "the flag is raised before the sums are left",
+            r"if \(0 < k_begin\) \{\n",
+            r"if (0 < k_begin) {\nif (thread == 0) emmy_flag_raise(C_flags + worker);\n",
+            "race",
+        ),
         ("the flag is raised by each warp for itself", rf" +emmy_bar_sync.*\n({_RAISE})", r"\1", "race"),
         ("the flag is raised without a release", r"emmy_flag_raise\((.*)\);", r"*(u32*)(\1) = 1u;", "race"),
         (
@@ -71,13 +75,13 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             "one helper too many is waited for",
             r"(helper < .*) \+ 1; \+\+helper",
             r"\1 + 2; ++helper",
-            "deadlock wrong race",
+            "bounds deadlock",
         ),
         ("sums go to the place of another", r"C_left \+ worker", "C_left + (worker ^ 1)", "race wrong deadlock"),
         ("sums are taken from the worker's own place", r"C_left \+ helper", "C_left + worker", "wrong race"),
         ("sums of the helper replace the owner's", r"= \(C_sums(\[.*?\]) \+ (.*)\);", r"= \2;", "wrong"),
         ("a helper finishes the tile too", r"if \(k_begin == 0\) \{", "{", "wrong race deadlock"),
-        ("shares overlap by a step", r"(const int share_hi = .*);", r"\1 + 1;", "wrong deadlock race"),
+        ("shares overlap by a step", r"(const int share_hi = .*);", r"\1 + 1;", "bounds deadlock"),
         (
             "the ring begins anew in each share",
             r"(float C_sums)",

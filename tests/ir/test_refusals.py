@@ -55,6 +55,28 @@ REFUSED = {
     "sums exchanged anew in each piece of another axis": (
         SQUARE, "h200", "k0/split(k,cluster,16) k0/split(n,serial,8)", "in each piece of n: the serial loop over n comes after",
     ),
+    "more workers that wait for one another than have a place": (
+        SQUARE, "h200", f"k0/split(m,grid,16) {AHEAD} k0/streamk(133)", "133 workers wait for one another: h200 certainly has room for 1..132",
+    ),
+    "shares of steps that no ring takes": (SQUARE, "h200", "k0/split(m,grid,16) k0/streamk(2)", "A, B has no channel: streamk needs"),
+    "shares of a tile filled at once": (
+        SQUARE, "h200", "k0/split(m,grid,16) k0/stage(A,tma,1) k0/split(k,serial,16) k0/stage(B,tma,2) k0/streamk(2)", "A is filled in loop 0, not in loop 1",
+    ),
+    "shares of clusters": (
+        SQUARE, "h200", f"k0/split(m,grid,16) k0/split(m,cluster,8) {AHEAD} k0/streamk(2)", "clusters of 2 blocks make tiles",
+    ),
+    "shares of tiles taken in turn": (
+        WIDE, "h200", "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(2,40,232) k0/streamk(2) k0/pingpong()", "tiles of k0 are streamk: persist first",
+    ),
+    "shares of what is left in parts": (
+        WIDE, "h200", "k0/splitk(C,2) k0/split(m,grid,32) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/streamk(2)",
+        "C is left in 2 parts already",
+    ),
+    "shares of a loop beside another": (
+        WIDE, "h200", "k0/split(m,grid,32) k0/split(k,serial,32) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/streamk(2)",
+        "the serial loop over k in pieces of 16 stands inside",
+    ),
     "a cluster of whole blocks": (
         SQUARE, "h200", "k0/split(n,grid,16) k0/split(m,cluster,16)", "a cluster over m cuts up the piece of a block: split",
     ),

@@ -83,15 +83,16 @@ class StreamK(Move):
         folded, blocks = p.stage(t.works[0].stage).folded, t.n_block_loops
         ring, inner = t.nest[blocks : blocks + 1], t.nest[blocks + 1 :]
         if not ring or ring[0].level != "serial" or ring[0].axis not in folded or len(folded) > 1:
-            return f"{la.name} has {len(t.nest) - blocks} loops inside a block, none first over {', '.join(folded)} in time: streamk shares its steps"
+            inside = f"{len(t.nest) - blocks} loops inside a block, none first over {', '.join(folded)} in time"
+            return f"{la.name} has {inside}: streamk shares its steps"
         odd = next((x for x in inner if x.level not in AGENTS or x.axis in folded), None)
         if odd:
-            return f"the {odd.level} loop over {odd.axis} stands inside the {len(folded)} that streamk shares out: only agents' loops over other axes may"
+            return f"the {odd.level} loop over {odd.axis} in pieces of {odd.step} stands inside the one that streamk shares out"
         if not isinstance(p.dim(ring[0].axis), int):
             return f"{ring[0].axis} has 1..{plan.extent((), ring[0].axis)} elements: tiles need one number of steps"
         late = next((c for c in t.channels if c.at != blocks), None)
         if late:
-            return f"{late.value} is filled in loop {late.at}, not in loop {blocks} over {ring[0].axis}: each share of a tile would fill it anew"
+            return f"{late.value} is filled in loop {late.at}, not in loop {blocks} over {ring[0].axis}, of which blocks have shares"
         steps = _tiles(plan, la) * steps_of_tile(plan, la)
         return f"{steps} steps in all, their numbers have 32 bits" if steps >= _STEPS else None
 
