@@ -56,11 +56,12 @@ REFUSED = {
         SQUARE, "h200", "k0/split(k,cluster,16) k0/split(n,serial,8)", "in each piece of n: the serial loop over n comes after",
     ),
     "more workers that wait for one another than have a place": (
-        SQUARE, "h200", f"k0/split(m,grid,16) {AHEAD} k0/streamk(133)", "133 workers wait for one another: h200 certainly has room for 1..132",
+        SQUARE, "h200", f"k0/split(m,grid,16) {AHEAD} k0/streamk(133)", "133 workers wait for one another: h200 certainly has",
     ),
     "shares of steps that no ring takes": (SQUARE, "h200", "k0/split(m,grid,16) k0/streamk(2)", "A, B has no channel: streamk needs"),
     "shares of a tile filled at once": (
-        SQUARE, "h200", "k0/split(m,grid,16) k0/stage(A,tma,1) k0/split(k,serial,16) k0/stage(B,tma,2) k0/streamk(2)", "A is filled in loop 0, not in loop 1",
+        SQUARE, "h200", "k0/split(m,grid,16) k0/stage(A,tma,1) k0/split(k,serial,16) k0/stage(B,tma,2) k0/streamk(2)",
+        "A is filled in loop 0, not in loop 1",
     ),
     "shares of clusters": (
         SQUARE, "h200", f"k0/split(m,grid,16) k0/split(m,cluster,8) {AHEAD} k0/streamk(2)", "clusters of 2 blocks make tiles",
