@@ -63,6 +63,7 @@ struct Driver {
   CuResult (*cuMemAlloc_v2)(CuPointer *, std::size_t);
   CuResult (*cuMemFree_v2)(CuPointer);
   CuResult (*cuMemsetD8_v2)(CuPointer, unsigned char, std::size_t);
+  CuResult (*cuStreamSynchronize)(CuStream);
   CuResult (*cuTensorMapEncodeTiled)(TensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
                                      const uint32_t *, const uint32_t *, int, int, int, int);
   CuResult (*cuLaunchKernelEx)(const LaunchConfig *, CuFunction, void **, void **);
@@ -85,7 +86,7 @@ const Driver *driver(std::string &why) {
     EMMY_GET(cuInit) EMMY_GET(cuGetErrorString) EMMY_GET(cuCtxGetCurrent) EMMY_GET(cuCtxSetCurrent)
     EMMY_GET(cuDevicePrimaryCtxRetain) EMMY_GET(cuDevicePrimaryCtxRelease_v2) EMMY_GET(cuModuleLoadData)
     EMMY_GET(cuModuleUnload) EMMY_GET(cuModuleGetFunction) EMMY_GET(cuFuncSetAttribute) EMMY_GET(cuMemAlloc_v2)
-    EMMY_GET(cuMemFree_v2) EMMY_GET(cuMemsetD8_v2) EMMY_GET(cuTensorMapEncodeTiled) EMMY_GET(cuLaunchKernelEx)
+    EMMY_GET(cuMemFree_v2) EMMY_GET(cuMemsetD8_v2) EMMY_GET(cuStreamSynchronize) EMMY_GET(cuTensorMapEncodeTiled) EMMY_GET(cuLaunchKernelEx)
 #undef EMMY_GET
     if (CuResult r = d.cuInit(0)) return "the NVIDIA driver does not start: error " + std::to_string(r);
     return "";
@@ -401,6 +402,8 @@ class Cuda final : public Backend {
         return failed(r, "allocating " + std::to_string(size) + " bytes for " + b.name);
       if (CuResult r = driver_->cuMemsetD8_v2(b.own, 0, size)) return failed(r, "clearing " + b.name);
     }
+    // Launches go to streams that do not wait for the default one, on which flags are cleared.
+    if (CuResult r = driver_->cuStreamSynchronize(nullptr)) return failed(r, "clearing workspaces");
     return EMMY_OK;
   }
 
