@@ -16,6 +16,7 @@ from emmy.codegen.kernel import (
     Int,
     IntOp,
     IntVar,
+    LetInt,
     Load,
     Store,
     Whole,
@@ -28,20 +29,32 @@ from emmy.codegen.kernel import (
     same,
     times,
 )
-from emmy.codegen.kernel_gpu import BLOCK, THREAD, Do, For, If, Ref, Regs, Stmt, counter, unrolled
+from emmy.codegen.kernel_gpu import BLOCK, THREAD, Do, For, If, Ref, Regs, SetInt, Stmt, counter, unrolled
 from emmy.codegen.left import flags_name, sums_name
-from emmy.ir.moves.streamk import steps_of_tile
+from emmy.ir.moves.streamk import steps_of_tile, whole_rounds
 
 _WORDS = 4  # of the widest load
 
 
+def _rounds(tiles: Whole, workers: int) -> Whole:
+    """How many tiles each worker makes whole."""
+    if isinstance(tiles, Int):
+        return Int(whole_rounds(tiles.value, workers))
+    return IntOp("max", plus(over(tiles, Int(workers)), Int(-1)), Int(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Equal shares of `steps` in all, `each` of a tile: `workers` of them, one step longer for the first `longer`."""
+    """Whole tiles, `rounds` for each worker, then equal shares of the steps of the others, `each` of a tile.
+
+    tiles: made whole; length: of a share, which is one step longer for the first `longer` workers
+    """
 
     w: Walk
     workers: Whole
     each: int
+    rounds: Whole
+    tiles: Whole
     length: Whole
     longer: Whole
 
@@ -49,21 +62,30 @@ class Shares:
     def of(cls, w: Walk, tiles: Whole) -> Shares:
         """The shares of a launch; from now on its ring loop runs over the block's part of the tile."""
         each = steps_of_tile(w.plan, w.launch)
-        steps = w.let("steps", times(tiles, Int(each)))
-        workers = w.let("workers", least(Int(w.launch.tile.order.workers), steps))
-        out = cls(w, workers, each, w.let("share", over(steps, workers)), w.let("longer", rest(steps, workers)))
+        most = w.launch.tile.order.workers
+        rounds = w.let("rounds", _rounds(tiles, most))
+        whole = w.let("whole_tiles", times(rounds, Int(most)))
+        steps = w.let("steps", times(minus(tiles, whole), Int(each)))
+        workers = w.let("workers", least(Int(most), steps))
+        length, longer = w.let("share", over(steps, workers)), w.let("longer", rest(steps, workers))
+        out = cls(w, workers, each, rounds, whole, length, longer)
         loop = w.nest[w.launch.tile.n_block_loops]
         first, end = (
             w.let(name, minus(x, out._before())) for name, x in (("first_step", out.lo), ("end_step", out.hi))
         )
-        lo = w.let(f"{loop.axis}_begin", times(IntOp("max", first, Int(0)), Int(loop.step)))
+        begin = IntOp("max", first, Int(0))
+        if rounds != Int(0):
+            begin = IntOp(
+                "*", begin, below(plus(whole, Int(-1)), w.block)
+            )  # what is made whole begins at its first step
+        lo = w.let(f"{loop.axis}_begin", times(begin, Int(loop.step)))
         hi = w.let(f"{loop.axis}_end", times(least(end, Int(each)), Int(loop.step)))
         w.shares[loop.axis] = (lo, hi)
         return out
 
     def _before(self) -> Whole:
-        """Steps of the tiles before the one that is made."""
-        return times(self.w.block, Int(self.each))
+        """Steps of the shared tiles before the one that is made."""
+        return times(minus(self.w.block, self.tiles), Int(self.each))
 
     @property
     def worker(self) -> Whole:
@@ -87,7 +109,14 @@ class Shares:
         """
         end = plus(over(plus(self.hi, Int(-1)), Int(self.each)), Int(1))
         some = Do("emmy_assume", (below(*self.w.shares[self.w.nest[self.w.launch.tile.n_block_loops].axis]),))
-        return (For(self.w.block.name, over(self.lo, Int(self.each)), end, 1, (*self.w.tile_head, some, *body)),)
+        tile, first = self.w.block.name, over(self.lo, Int(self.each))
+        body = (*self.w.tile_head, some, *body)
+        if self.rounds == Int(0):
+            return (For(tile, first, end, 1, body),)
+        nth, shared = IntVar("nth"), plus(self.tiles, first)
+        begins = LetInt(tile, plus(self.worker, times(nth, self.workers)))
+        later = If(below(plus(self.rounds, Int(-1)), nth), (SetInt(tile, minus(plus(shared, nth), self.rounds)),))
+        return (For(nth.name, Int(0), minus(plus(self.rounds, end), first), 1, (begins, later, *body)),)
 
     @property
     def _begun(self) -> Whole:

@@ -64,6 +64,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block
 from emmy.ir.gpu import SIDE, cluster_size, receivers, sharing_blocks
+from emmy.ir.moves.streamk import whole_rounds
 from emmy.ir.plan import Channel, Plan
 
 Damage = Callable[[Outline], Outline]
@@ -109,19 +110,22 @@ def _run_together(outline: Outline, memory: dict[str, Block], env: Env, seed: in
     t = outline.launch.tile
     loop, tiles, left = t.nest[t.n_block_loops], _tiles(outline, env), dict[int, Left]()
     steps = pieces(env[loop.axis], loop.step)
+    rounds = whole_rounds(len(tiles), t.order.workers)
+    alone, tiles = tiles[: rounds * t.order.workers], tiles[rounds * t.order.workers :]
     total = len(tiles) * len(steps)
     workers = min(t.order.workers, total)
     begin = [w * (total // workers) + min(w, total % workers) for w in range(workers + 1)]
     ctas = []
     for w, (lo, hi) in enumerate(pairwise(begin)):
-        mine, helpers = list[Env](), list[range]()
+        mine = alone[w::workers]
+        helpers = [range(0)] * len(mine)
         for tile in range(lo // len(steps), -(-hi // len(steps))):
             first, end = tile * len(steps), (tile + 1) * len(steps)
             share = steps[max(lo - first, 0) : min(hi, end) - first]
             mine.append({**tiles[tile], loop.axis: (share[0][0], share[-1][1])})
             helpers.append(range(w + 1, bisect_left(begin, end)))
-        alone = Cluster(1, 0, len(outline.roles))
-        ctas.append(Cta(outline, memory, mine, env, alone, 0, number=w, helpers=helpers, left=left))
+        cluster = Cluster(1, 0, len(outline.roles))
+        ctas.append(Cta(outline, memory, mine, env, cluster, 0, number=w, helpers=helpers, left=left))
     _run(ctas, random.Random(f"{seed}"))
     up = [w for w, x in left.items() if x.raised]
     if up:

@@ -108,7 +108,8 @@ class Placement:
 class Order:
     """How tiles become blocks: one each, or `workers` blocks that walk them all; dealt to roles when ping-pong.
 
-    streamk: workers walk equal shares of all steps of all tiles, so that a share may begin and end inside a tile.
+    streamk: workers walk tiles; of those that make no further whole round, and one round before, each an equal share of the
+    steps, which may begin and end inside a tile.
     group: tiles come in groups of so many along the last block loop but one, which moves fastest inside a group; 1 = the
     last loop moves fastest.
     """

@@ -246,6 +246,11 @@ PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside on
         f"{TILES} k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,40,232) k0/streamk(7)",
     ),
     "stream-K without roles": (SMALL, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/streamk(3)"),
+    "stream-K behind whole tiles": (
+        matmul(80, 35, 72, "f16", "nk").program(),
+        "h200",
+        f"{TILES.replace('32', '16', 1)} k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,40,232) k0/streamk(3)",
+    ),
     "stream-K, cp_async": (SMALL, "rtx4090", f"{TILES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) k0/streamk(3)"),
     "stream-K, deferred": (
         matmul(130, 35, 72, "f16", "nk").program(),

@@ -51,6 +51,8 @@ RUNS = {
     "two consumers": Run("matmul:200x32x256:f16:nk", "h200", shared(3, m=128, groups=2)),
     "edges everywhere": Run("matmul:70x40x200:f16:nk,residual", "h200", shared(5)),
     "sizes told late": Run("matmul:m(1..200)x64x256:f16:bias,gelu_tanh", "h200", shared(5), (("m", 130),)),
+    "two made whole by each first": Run("matmul:192x96x256:f16:nk,bias", "h200", shared(2)),
+    "as many whole as the size allows": Run("matmul:m(1..400)x64x192:f16", "h200", shared(2), (("m", 330),)),
     "one row": Run("matmul:m(1..200)x64x256:f16:nk", "h200", shared(5), (("m", 1),)),
     "in groups of rows": Run(
         "matmul:192x64x192:f16", "h200", shared(5).replace(" k0/stage", " k0/raster(2) k0/stage", 1)
@@ -77,7 +79,7 @@ def check(run: Run) -> None:
     assert error <= 1 and nothing_but_numbers(stats), f"error {error:.3g} of what is allowed: {run}"
 
 
-@pytest.mark.parametrize("name", ["edges everywhere", "a share inside a tile", "warps by cp.async"])
+@pytest.mark.parametrize("name", ["edges everywhere", "as many whole as the size allows", "warps by cp.async"])
 def test_shares_of_tiles_make_whole_ones_and_so_they_do_again_on_the_same_flags(name: str):
     check(replace(RUNS[name], times=2))
 

@@ -1,4 +1,4 @@
-"""streamk: resident blocks walk equal shares of all steps of all tiles, so that none is idle while others end."""
+"""streamk: resident blocks walk tiles, and of the last ones equal shares of their steps: none is idle while others end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LEAST = 2  # steps of a worker below which a search need not look: each share w
 @register
 @dataclass(frozen=True)
 class StreamK(Move):
-    """streamk(132): 132 blocks walk an equal, contiguous share each of all steps along k of all tiles.
+    """streamk(132): 132 blocks walk tiles in rounds; less than two rounds before the end, equal shares of all steps along k.
 
-    before:  k0: grid m:16 n:20  # 320 tiles of 60 steps      after:   streamk(132): 145 or 146 steps each
+    before:  k0: grid m:16 n:25  # 400 tiles of 60 steps      after:   streamk(132): 2 tiles each, then 61 or 62 steps
                  serial k:60
 
     A block whose share does not begin its first tile leaves its sums; the block whose share begins the tile adds them up in
@@ -104,6 +104,11 @@ class StreamK(Move):
 
 def _tiles(plan: Plan, la: Launch) -> int:
     return prod(plan.count(la.tile.nest, i) for i in range(la.tile.n_block_loops))
+
+
+def whole_rounds(tiles: int, workers: int) -> int:
+    """Tiles that each worker makes whole, one in each round; what is left is one round and what does not make another."""
+    return max(tiles // workers - 1, 0)
 
 
 def steps_of_tile(plan: Plan, la: Launch) -> int:
