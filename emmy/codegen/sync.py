@@ -283,14 +283,11 @@ def end_of_tile(plan: Plan, launch: Launch, role: Role) -> tuple[Step, ...]:
     return (ClusterSync(),) if sharing_blocks(plan, launch.tile) > 1 and role.works else ()
 
 
-def gathered(stages: tuple[str, ...], again: bool) -> tuple[Step, ...]:
-    """Shares of a fold become one. `again`: what was shared last lies in the same memory."""
-    first: tuple[Step, ...] = (BlockSync(),) if again else ()
-    return (*first, *map(Share, stages), BlockSync(), *map(Gather, stages))
+def gathered(stages: tuple[str, ...], role: Role, again: bool) -> tuple[Step, ...]:
+    """Shares of a fold become one, or sums change hands, among the agents of one role.
 
-
-def transposed(stages: tuple[str, ...], role: Role, again: bool) -> tuple[Step, ...]:
-    """Sums change hands among the agents of one role. `again`: what was shared last lies in the same memory."""
+    `again`: what was shared last lies in the same memory.
+    """
     meet = BlockSync() if role.name == SELF else RoleSync()
     return (*((meet,) if again else ()), *map(Share, stages), meet, *map(Gather, stages))
 
