@@ -131,7 +131,9 @@ def _op(s: Subject) -> str:
     roof = roofline_us(work, s.target, dtype, s.threads)
     at = "".join(f", at {name} = {size}" for name, size in s.op.typical_sizes().items())
     moved = [f"{v.name}[{','.join(v.axes)}] {size_bytes(v.dtype)} B an element" for v in s.program.inputs]
-    absolute, relative = s.op.tolerance()
+    bounds = {name: s.op.tolerance(output=name) for name in s.program.outputs}
+    allowed = [f"{absolute:.2g} + {relative:.2g} x |reference|" for absolute, relative in bounds.values()]
+    others = "".join(f", {name} {x}" for name, x in zip(s.program.outputs[1:], allowed[1:], strict=True))
     us = f"{roof.time_us:.0f}" if roof.time_us >= 1000 else f"{roof.time_us:.4g}"
     return "\n".join(
         (
@@ -140,7 +142,7 @@ def _op(s: Subject) -> str:
             f"data        {_scaled(work.bytes, 1024, ('B', 'KiB', 'MiB', 'GiB'))} at least, each array moved once: {'; '.join(moved)}",
             f"intensity   {work.intensity:.4g} FLOP a byte",
             f"roofline    {us} us on {s.target.product}, {_share(s)}, bound by {roof.binding}",
-            f"tolerance   {absolute:.2g} + {relative:.2g} x |reference|, the reference being numpy in float64",
+            f"tolerance   {allowed[0]}{others}, the reference being numpy in float64",
         )
     )
 

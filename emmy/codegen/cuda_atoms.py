@@ -193,7 +193,7 @@ def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, M
     column = plus(times(bits(lane, 3), Int(2)), times(j, Int(8)))
     at = plus(times(plus(times(i, Int(nt)), j), Int(4)), times(h, Int(2)))
     loops, corner = (("i", c.mt), ("h", 2)), c.spot(plus(own, times(i, Int(step))), Int(0))
-    spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), corner)
+    spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), corner, (1, 2))
     return spread, {p.stage.out: Ref(p.sums, at) for p in c.products}
 
 
@@ -436,7 +436,8 @@ class Simt(Contraction):
         columns = self.nt * self.tn
         at = plus(times(plus(times(i, Int(self.tm)), r), Int(columns)), times(j, Int(self.tn)))
         loops = (("i", self.mt), ("r", self.tm))
-        spread = Spread(self.stage.axes, (("j", self.nt),), loops, self.spot(row, column), self.tn, Int(1))
+        lanes, spot = (1, 2, 4), self.spot(row, column)
+        spread = Spread(self.stage.axes, (("j", self.nt),), loops, spot, self.tn, Int(1), None, lanes)
         return spread, {p.stage.out: Ref(p.sums, at) for p in self.products}
 
 

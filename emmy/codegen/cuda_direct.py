@@ -304,7 +304,7 @@ class Direct(Fold):
         columns, rows, row, column, at = self._place()
         spot = {m: plus(w.scope[m].lo, row), n: plus(w.scope[n].lo, w.warp_offset(n), column)}
         sums = {stage.out: Ref(self._sums(stage), at) for stage, _ in self.products}
-        return Spread(self.stage.axes, columns, rows, spot, 1, Int(1)), sums
+        return Spread(self.stage.axes, columns, rows, spot, 1, Int(1), None, (4, 8, 16)), sums
 
     def _shared(self, number: int, part: Whole, row: Whole, column: Whole) -> Ref:
         """Place of a sum of the product of that number."""

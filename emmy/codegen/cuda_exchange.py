@@ -62,7 +62,7 @@ class Exchange:
             before = self.before if set(r.index) - {last} else self.outer
             wide = self.pairs > 1 and r.index[-1:] == (last,)
             before += self._load(r, there) if wide else chain.load(r, there)
-        self.pair += chain.make(spread, sums)
+        self.pair += chain.make(spread, sums, beyond=True)
         for to, dtype, x in chain.stores(vector, sums):
             self._store(to, dtype, x)
         var, first = spread.columns[0][0], self._first

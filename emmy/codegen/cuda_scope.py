@@ -26,7 +26,18 @@ from emmy.codegen.kernel import (
 from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import AGENTS, GROUP, WARP, brought, by_groups, cluster_size, in_turn, multiple, sharing_blocks
+from emmy.ir.gpu import (
+    AGENTS,
+    GROUP,
+    WARP,
+    brought,
+    by_groups,
+    cluster_size,
+    contracted_axes,
+    in_turn,
+    multiple,
+    sharing_blocks,
+)
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -178,10 +189,8 @@ class Walk:
 
     @property
     def folded(self) -> frozenset[str]:
-        """Axes that some work of the launch folds."""
-        return frozenset(
-            a for k in self.launch.tile.works if not k.combine for a in self.plan.program.stage(k.stage).folded
-        )
+        """Axes that some work of the launch folds, but for folds of what the launch makes."""
+        return contracted_axes(self.plan, self.launch.tile)
 
     def how_to_load(self, value: str) -> str:
         """ldg_nc for memory that no one writes while the kernel runs, else ldg: the launch before an early one may write."""

@@ -13,9 +13,11 @@ from math import gcd, prod
 from emmy.codegen.cpu import buffers
 from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
 from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
 from emmy.codegen.cuda_wgmma import Wgmma
@@ -28,9 +30,7 @@ from emmy.codegen.kernel import (
     both,
     evaluated,
     least,
-    over,
     plus,
-    rest,
     same,
     times,
 )
@@ -45,7 +45,6 @@ from emmy.codegen.kernel_gpu import (
     If,
     Ref,
     Stmt,
-    counter,
     walk,
 )
 from emmy.codegen.steps import (
@@ -93,7 +92,7 @@ from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, registers_at_launch, tile_
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
-from emmy.ir.program import SUM, Stage
+from emmy.ir.program import Stage
 from emmy.ir.target import Target
 
 KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
@@ -239,6 +238,9 @@ def _threads(w: Walk) -> int:
     t, p = w.launch.tile, w.plan.program
     if t.channels or any(k.atoms for k in t.works) or any(x.level in AGENTS for x in t.nest):
         return WARP * tile_warps(w.plan, t)
+    rows = [prod(w.scope[a].size for a in s.axes) for k in t.works if (s := p.stage(k.stage)).reduces and not k.combine]
+    if rows:
+        return min(_ELEMENTWISE_THREADS, WARP * max(rows))  # a warp folds a row
     most = max(prod(w.scope[a].size for a in p.stage(k.stage).axes) for k in t.works)
     return min(_ELEMENTWISE_THREADS, WARP * -(-most // (4 * WARP)))
 
@@ -385,21 +387,30 @@ class _Expand:
         if isinstance(s, Open):
             if i + 1 < len(steps) and steps[i + 1] == FoldParts(s.stage):
                 chain, used = self._chain(i + 2, steps)
-                return self._dealt(chain, stage), {i + 1, i + 2, *used}
+                return self._dealt(chain, stage.axes, self._parts(chain)), {i + 1, i + 2, *used}
+            if i + 1 < len(steps) and steps[i + 1] == Compute(s.stage) and self._is_statistic(stage):
+                return self._dealt(Chain(w, (Compute(s.stage),)), stage.every), {i + 1}
             works = tuple(map(w.launch.tile.work, self._beside(s.stage)))
             self.sums[s.stage] = direct(w, works) or contraction(w, works, KINDS)
             return self.sums[s.stage].open(), set()
         chain, used = self._chain(i, steps)
         if isinstance(s, Compute):
-            return self._dealt(chain, stage), used
+            return self._dealt(chain, stage.axes), used
         close = () if self.sums[s.stage].shared else self._closed(s.stage)
         fold = self.sums.pop(s.stage)
         self.closed.discard(s.stage)
         if fold.shared:
-            return self._dealt(chain, stage, fold.gathered(), fold.widest), used
+            return self._dealt(chain, stage.axes, fold.gathered(), fold.widest), used
         spread, at = fold.spread()
-        sums = {x: {SUM.state[0][0]: where} for x, where in at.items()}
-        return (*close, *chain.emit(spread, sums)), used
+        opened = self._statistics(chain, spread, whole=False)
+        folded = {x: w.plan.program.stage(x).monoid for x in at}
+        sums = {x: {c: at[x] for c, _ in m.state} for x, m in folded.items() if m}
+        return (*opened, *close, *chain.emit(spread, sums)), used
+
+    def _parts(self, chain: Chain) -> Folds:
+        """What folds the parts that another launch left of each stage that the chain closes."""
+        spaces = {s.stage: self.w.plan.workspace(s.stage) for s in chain.steps if isinstance(s, Close)}
+        return {x: fold_parts(self.w.plan.program.stage(x), space.parts) for x, space in spaces.items() if space}
 
     def _beside(self, stage: str) -> tuple[str, ...]:
         return beside(self.w.plan.program, self.w.launch.tile, stage)
@@ -414,7 +425,7 @@ class _Expand:
         return tuple(out)
 
     def _chain(self, i: int, steps: tuple[Step, ...]) -> tuple[Chain, set[int]]:
-        """steps[i] and what can follow it on the same elements in registers."""
+        """steps[i] and what can follow it on the same elements in registers, folds of them along their last axis included."""
         p, first = self.w.plan.program, steps[i]
         assert isinstance(first, Close | StoreState | Compute)
         axes, made, folded = p.stage(first.stage).axes, {first.stage}, self._beside(first.stage)
@@ -423,7 +434,10 @@ class _Expand:
         for j in range(i + 1, len(steps)):
             s = steps[j]
             if isinstance(s, Close | StoreState | Compute) and self._follows(s, axes, made, folded):
-                made.add(s.stage)
+                if isinstance(s, Compute) and p.stage(s.stage).reduces:
+                    used.add(steps.index(Open(s.stage)))  # the elements are made later
+                else:
+                    made.add(s.stage)
             elif not (isinstance(s, Store) and s.stage in made):
                 continue
             chain.append(s)
@@ -437,35 +451,37 @@ class _Expand:
         if not isinstance(s, Compute):
             return s.stage in folded
         stage, here = self.w.plan.program.stage(s.stage), {k.stage for k in self.w.launch.tile.works}
-        return not stage.reduces and stage.axes == axes and all(v in made or v not in here for v in stage.reads)
+        fits = stage.every == axes and self._is_statistic(stage) if stage.reduces else stage.axes == axes
+        return fits and all(v in made or v not in here for v in stage.reads)
 
-    def _dealt(self, chain: Chain, stage: Stage, folds: Folds | None = None, widest: int = _WIDEST) -> tuple[Stmt, ...]:
+    def _is_statistic(self, s: Stage) -> bool:
+        """Whether a stage folds the last axis of elements, one by one, into a state of one number."""
+        m, p = s.monoid, self.w.plan.program
+        alone = m is not None and len(m.state) == 1 and not m.lift and len(s.folded) == 1 and bool(s.axes)
+        return alone and all(p.value(v).axes == s.every for v in s.reads)
+
+    def _statistics(self, chain: Chain, spread: Spread, *, whole: bool) -> tuple[Stmt, ...]:
+        """Folds of the chain's elements are opened; later steps share and close them."""
+        out: list[Stmt] = []
+        for s in chain.steps:
+            stage = self.w.plan.program.stage(s.stage)
+            if isinstance(s, Compute) and stage.reduces:
+                self.sums[stage.out] = chain.statistics[stage.out] = statistic(self.w, stage, spread, whole=whole)
+                out += self.sums[stage.out].open()
+        return tuple(out)
+
+    def _dealt(
+        self, chain: Chain, axes: tuple[str, ...], folds: Folds | None = None, widest: int = _WIDEST
+    ) -> tuple[Stmt, ...]:
         """The block's elements dealt to all threads, in vectors of at most `widest`. `folds` make the sums they begin with."""
         w = self.w
-        if not stage.axes:
-            raise w.cannot(f"{stage.out} is one number; a GPU deals elements along axes")
-        sizes = [w.scope[a].size for a in stage.axes]
-        width = chain.width(stage.axes, gcd(widest, sizes[-1]))
-        counts = [*sizes[:-1], sizes[-1] // width]
-        vectors = prod(counts)
-        agents = w.threads * w.sharing
-        passes = -(-vectors // agents)
-        it = counter("it", passes)
-        rank = w.rank() if w.sharing > 1 else Int(0)
-        number = plus(times(rank, Int(w.threads)), w.thread(), times(it, Int(agents)))
-        spot: dict[str, Whole] = {}
-        left = number
-        for a, n in reversed(list(zip(stage.axes, counts, strict=True))):
-            outermost = a == stage.axes[0]
-            inside = left if outermost else rest(left, Int(n))
-            spot[a] = plus(w.scope[a].lo, times(inside, Int(width)) if a == stage.axes[-1] else inside)
-            left = over(left, Int(n))
-        exists = below(number, Int(vectors)) if vectors % agents else Int(1)
-        spread = Spread(stage.axes, (), (("it", passes),), spot, width, exists)
-        if folds is None:
-            spaces = {s.stage: w.plan.workspace(s.stage) for s in chain.steps if isinstance(s, Close)}
-            folds = {x: fold_parts(w.plan.program.stage(x), space.parts) for x, space in spaces.items() if space}
-        return chain.emit(spread, folds=folds)
+        if not axes:
+            raise w.cannot(f"{chain.steps[0].stage} is one number; a GPU deals elements along axes")
+        width = chain.width(axes, gcd(widest, w.scope[axes[-1]].size))
+        if any(isinstance(s, Compute) and w.plan.program.stage(s.stage).reduces for s in chain.steps):
+            spread = by_rows(w, axes, width)
+            return (*self._statistics(chain, spread, whole=True), *chain.emit(spread, folds=folds))
+        return chain.emit(in_order(w, axes, width), folds=folds)
 
 
 def _flat(steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
+from typing import TYPE_CHECKING
 
 from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cpu_scope import length_of
@@ -29,7 +30,7 @@ from emmy.codegen.kernel import (
     product,
     times,
 )
-from emmy.codegen.kernel_gpu import For, Ref, Regs, Stmt, counter, unrolled
+from emmy.codegen.kernel_gpu import UNROLL, For, Ref, Regs, Stmt, counter, unrolled
 from emmy.codegen.steps import Close, Compute, StoreState
 from emmy.codegen.steps import Store as StoreStep
 from emmy.errors import PlanError
@@ -39,6 +40,10 @@ from emmy.ir.expr import walk as walk_expr
 from emmy.ir.gpu import transfer_bytes
 from emmy.ir.program import Stage
 
+if TYPE_CHECKING:
+    from emmy.codegen.cuda_statistic import Statistic
+
+_ALWAYS = Int(1)
 Done = Close | Compute | StoreStep | StoreState
 
 
@@ -51,6 +56,9 @@ class Spread:
 
     corner: of matrix atoms, whose vectors are pairs: where the first atom of a row of them begins, for each step of the first
     loop over rows. Lanes l to l + 3 have rows l/4 and l/4 + 8 of it; 8 columns further on stands the next.
+
+    across: bits of a lane's number in which lanes differ that hold other vectors of the same rows.
+    within, unroll: whether columns that the loops reach belong to the block at all; iterations over them that are written out.
     """
 
     axes: tuple[str, ...]
@@ -60,6 +68,9 @@ class Spread:
     width: int
     exists: Whole  # whether a vector that the loops reach belongs to the block at all
     corner: Mapping[str, Whole] | None = None
+    across: tuple[int, ...] = ()
+    within: Whole = _ALWAYS
+    unroll: int = UNROLL
 
     def narrowed(self, width: int) -> Spread:
         """The same elements in shorter vectors."""
@@ -68,9 +79,8 @@ class Spread:
         part = IntVar("part")
         spot = {**self.spot, self.axes[-1]: plus(self.spot[self.axes[-1]], times(part, Int(width)))}
         loop = ("part", self.width // width)
-        if self.columns:
-            return Spread(self.axes, (*self.columns, loop), self.rows, spot, width, self.exists)
-        return Spread(self.axes, (), (*self.rows, loop), spot, width, self.exists)
+        columns, rows = ((*self.columns, loop), self.rows) if self.columns else ((), (*self.rows, loop))
+        return replace(self, columns=columns, rows=rows, spot=spot, width=width, corner=None)
 
 
 States = Callable[[Walk, Spread], tuple[tuple[Stmt, ...], Mapping[str, str]]]
@@ -85,6 +95,7 @@ class Chain:
     w: Walk
     steps: tuple[Done, ...]
     held: dict[str, Ref] = field(default_factory=dict)  # value -> registers that hold a vector of it
+    statistics: dict[str, Statistic] = field(default_factory=dict)  # stages that fold the elements, on the way
 
     def width(self, axes: tuple[str, ...], natural: int) -> int:
         """The widest vector that every load and store of the chain allows."""
@@ -155,9 +166,10 @@ class Chain:
         body = only(both(spread.exists, inside_rows), body)
         for var, count in reversed(spread.rows):
             body = unrolled(var, count, body)
-        body = only(inside_columns, (*outer, *body))
+        body = only(both(spread.within, inside_columns), (*outer, *body))
         for var, count in reversed(spread.columns):
-            body = unrolled(var, count, body)
+            written = spread.unroll == UNROLL or count <= spread.unroll
+            body = unrolled(var, count, body) if written else (For(var, Int(0), Int(count), 1, body, spread.unroll),)
         return body
 
     def exists(self, spread: Spread) -> tuple[Whole, Whole]:
@@ -212,8 +224,8 @@ class Chain:
         return Regs(name, "f32", n), *load(self.w, Ref(name, Int(0)), dtype, n, source, how)
 
     # ------------------------------------------------------------ elements
-    def make(self, spread: Spread, sums: Sums) -> tuple[Stmt, ...]:
-        """A vector of every value of the chain."""
+    def make(self, spread: Spread, sums: Sums, *, beyond: bool = False) -> tuple[Stmt, ...]:
+        """A vector of every value of the chain. beyond: also where no such columns exist."""
         p, out = self.w.plan.program, list[Stmt]()
         for s in self.steps:
             stage = p.stage(s.stage)
@@ -221,6 +233,9 @@ class Chain:
                 case Close():
                     assert stage.monoid is not None
                     out += self._made(stage, stage.monoid.finish, spread, sums[stage.out])
+                case Compute() if stage.reduces:
+                    fold = self._folded(stage, spread)
+                    out += only(self.exists(spread)[1], fold) if beyond else fold
                 case Compute():
                     out += self._made(stage, stage.body, spread, {})
                 case StoreStep() | StoreState():
@@ -242,6 +257,14 @@ class Chain:
                         yield Ref(parts_name(stage.out, c), at), "f32", sums[stage.out][c]
                 case Close() | Compute():
                     pass
+
+    def _folded(self, stage: Stage, spread: Spread) -> tuple[Stmt, ...]:
+        """A vector of elements into the sums of its row."""
+        i = counter("e", spread.width)
+        lets: list[Stmt] = []
+        element = self._number(stage.body, i, spread, {}, named(self.w, lets))
+        take = self.statistics[stage.out].take(element)
+        return unrolled("e", spread.width, (*lets, take))
 
     def _made(self, stage: Stage, e: Expr, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
         """A vector of the stage's value in registers of its own; no new ones when it is a sum as it stands."""
@@ -318,7 +341,7 @@ def fold_parts(stage: Stage, parts: int) -> States:
         if len(m.state) != 1:
             raise PlanError(f"{stage.out}: a GPU folds parts of one component, {m.name} has {len(m.state)}")
         changed = tuple(
-            Store(names[c], e, _over_states(x, states)) for (c, _), x in zip(m.state, m.combine, strict=True)
+            Store(names[c], e, over_states(x, states)) for (c, _), x in zip(m.state, m.combine, strict=True)
         )
         body += unrolled("e", spread.width, changed)
         return (*out, For(part.name, Int(0), Int(parts), 1, tuple(body))), names
@@ -326,13 +349,14 @@ def fold_parts(stage: Stage, parts: int) -> States:
     return make
 
 
-def _over_states(e: Expr, names: Mapping[str, Number]) -> Number:
+def over_states(e: Expr, names: Mapping[str, Number]) -> Number:
+    """An expression of a monoid, which knows nothing but states and constants."""
     match e:
         case Const(v):
             return Num(v)
         case Axis(name):
             return names[name]
         case Apply(fn, args):
-            return Call(fn, tuple(_over_states(a, names) for a in args))
+            return Call(fn, tuple(over_states(a, names) for a in args))
         case Read(value):
             raise PlanError(f"a monoid's expression reads the value {value}")

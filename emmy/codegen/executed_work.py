@@ -15,7 +15,7 @@ from emmy.errors import PlanError, Race
 from emmy.ir import interpret
 from emmy.ir.expr import Block, Named
 from emmy.ir.gpu import sharers
-from emmy.ir.plan import Plan
+from emmy.ir.plan import Plan, folds_results
 from emmy.ir.program import Stage
 
 
@@ -111,10 +111,15 @@ class Works(ABC):
         s, nest = self.stage(name), self.cta.outline.launch.tile.nest
         return name, tuple(j for at, j in self.side.items() if nest[at].axis not in s.folded)
 
+    def exchanges(self, name: str) -> bool:
+        """Whether blocks of a cluster have shares of the stage; each folds statistics of the elements that it finishes."""
+        works = self.cta.outline.launch.tile.works
+        return self.cta.cluster.size > 1 and not folds_results(self.plan.program, works, self.stage(name))
+
     def share(self, name: str) -> None:
         cluster = self.cta.cluster
         self.finished(name)
-        if cluster.size > 1:
+        if self.exchanges(name):
             parts = self.shares.pop(name, None) or {(): self.accumulators(name)}
             cluster.sums[name, self.cta.rank] = (cluster.meeting, tuple(parts[agent] for agent in sorted(parts)))
             return
@@ -128,7 +133,7 @@ class Works(ABC):
         self.cta.shares[at] = Shares(parts)
 
     def gather(self, name: str) -> None:
-        if self.cta.cluster.size > 1:
+        if self.exchanges(name):
             self.take(name)
             return
         shares = self.cta.shares.get(self.others(name))

@@ -12,7 +12,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
 from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, loop_works, refilled, refuse_loops
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
 from emmy.ir.program import swapped
 
 
@@ -39,9 +39,10 @@ def _refuse_roles(plan: Plan, la: Launch) -> str | None:
         if r.works and r.unit == "warpgroup" and r.agents != groups:
             way = "split at warpgroup, or pingpong" if r.deal is None else "a dealt role works alone"
             return f"role {r.name} has {r.agents} warpgroups, its nest divides work among {groups}: {way}"
-    for w in t.works if t.roles else ():
+    computing = [r for r in t.roles if r.works]
+    for w in t.works if len(computing) > 1 else ():
         if not w.combine and (n := sharers(plan, t.nest, plan.program.stage(w.stage))) > 1:
-            return f"{n} agents share the folding of {w.stage} among {len(t.roles)} roles: they could not meet"
+            return f"{n} agents share the folding of {w.stage} among {len(computing)} roles: they could not meet"
     dealt = [r.name for r in t.roles if r.deal]
     for w in t.works if dealt else ():
         if _turned(plan, w):
@@ -174,13 +175,12 @@ class _Walk:
         return (*computes, *self.store(group[0]))
 
     def close(self, group: tuple[Work, ...]) -> tuple[Step, ...]:
-        t, shared, names = self.launch.tile, tuple[Step, ...](), tuple(w.stage for w in group)
-        again, combine = bool(self.in_time) or t.order.kind != "static", group[0].combine
-        if not combine and sharers(self.plan, t.nest, self.plan.program.stage(names[0])) > 1:
-            shared = sync.gathered(names, again)
-        elif _turned(self.plan, group[0]):
-            shared = sync.transposed(names, self.role, again)
-        if not combine and sharing_blocks(self.plan, t) > 1:
+        t, p, shared = self.launch.tile, self.plan.program, tuple[Step, ...]()
+        names, stage, combine = tuple(w.stage for w in group), p.stage(group[0].stage), group[0].combine
+        again = bool(self.in_time) or t.order.kind != "static"
+        if (not combine and sharers(self.plan, t.nest, stage) > 1) or _turned(self.plan, group[0]):
+            shared = sync.gathered(names, self.role, again)
+        if not combine and not folds_results(p, t.works, stage) and sharing_blocks(self.plan, t) > 1:
             shared = sync.exchanged(names)
         if self.plan.workspace(names[0]) and not combine:
             return (*shared, *map(StoreState, names))

@@ -14,7 +14,7 @@ Rules, each from the facts of a channel:
 - works side by side (`emmy.ir.beside`) count as one: what they read shares barriers, and they meet once to exchange sums.
 - works that are deferred (their atom reads on while the next is issued): one stays under way, so an iteration gives back
   the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
-- agents that fold shares of one element meet between giving their sums and taking them; where a block does so several
+- agents of a role that fold shares of one element meet between giving their sums and taking them; where a block does so several
   times, in a loop or for several tiles, they meet before too, so that all have taken the last.
 - sums of swapped factors pass through shared memory: the agents of the role that made them meet as those do that fold shares.
 - blocks of a cluster that fold shares of one element meet between giving their sums and taking them, and before they end,
@@ -295,14 +295,11 @@ def end_of_tile(plan: Plan, launch: Launch, role: Role) -> tuple[Step, ...]:
     return (ClusterSync(),) if sharing_blocks(plan, launch.tile) > 1 and role.works else ()
 
 
-def gathered(stages: tuple[str, ...], again: bool) -> tuple[Step, ...]:
-    """Shares of a fold become one. `again`: what was shared last lies in the same memory."""
-    first: tuple[Step, ...] = (BlockSync(),) if again else ()
-    return (*first, *map(Share, stages), BlockSync(), *map(Gather, stages))
+def gathered(stages: tuple[str, ...], role: Role, again: bool) -> tuple[Step, ...]:
+    """Shares of a fold become one, or sums change hands, among the agents of one role.
 
-
-def transposed(stages: tuple[str, ...], role: Role, again: bool) -> tuple[Step, ...]:
-    """Sums change hands among the agents of one role. `again`: what was shared last lies in the same memory."""
+    `again`: what was shared last lies in the same memory.
+    """
     meet = _meeting(role)
     return (*((meet,) if again else ()), *map(Share, stages), meet, *map(Gather, stages))
 

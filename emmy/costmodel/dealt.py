@@ -19,9 +19,11 @@ from emmy.ir.program import Value, swapped, upper
 
 
 def stored_value(plan: Plan, launch: Launch, atom: Atom) -> tuple[Value, int]:
-    """What leaves a launch that an atom makes the sums of, and bytes of an element of it as it is stored."""
+    """What leaves a launch that an atom makes the sums of, element by element, and bytes of one as it is stored."""
     program = plan.program
-    left = [w.stage for w in launch.tile.works if plan.stored(program.stage(w.stage), launch)]
+    axes = program.stage(atom.stage).axes
+    made = (s for w in launch.tile.works if (s := program.stage(w.stage)).axes == axes)
+    left = [s.out for s in made if plan.stored(s, launch)]
     space = plan.workspace(atom.stage)
     value = program.value(atom.stage if space or not left else left[-1])
     return value, 4 if space else size_bytes(value.dtype)

@@ -37,10 +37,10 @@ from emmy.ir.gpu import (
     WARP,
     brought,
     cluster_size,
-    exchange_bytes,
     placed_bytes,
     receivers,
     ring_bytes,
+    shared_bytes,
     thread_registers,
     threads,
     tile_warps,
@@ -86,7 +86,7 @@ def residency(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target
     placed = sum(placed_bytes(plan, tile, x.value) for x in tile.placements if not tile.channel(x.value))
     rings = sum(ring_bytes(plan, tile, c) for c in tile.channels)
     direct = atom.name == "direct"
-    sums = straight.shared_bytes(plan, launch, work, atom) if direct else exchange_bytes(plan, tile)
+    sums = straight.shared_bytes(plan, launch, work, atom) if direct else shared_bytes(plan, tile)
     smem = rings + placed + sums + RESERVED_BYTES
     # Each quarter of a multiprocessor deals its registers to whole warps, eight a thread at a time; roles deal again.
     each = min(target.max_regs_thread + 1, -(-registers // 8) * 8)

@@ -12,7 +12,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
-from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work
+from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work, folds_results
 from emmy.ir.program import Dim, Program, Stage, Sym, swapped
 from emmy.ir.target import Target
 
@@ -75,6 +75,12 @@ def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
     return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level in SIDE and x.axis in stage.folded)
 
 
+def contracted_axes(plan: Plan, tile: Tile) -> frozenset[str]:
+    """Axes that some work of the tile folds; not those along which it folds what others of its works make."""
+    stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
+    return frozenset(a for s in stages if not folds_results(plan.program, tile.works, s) for a in s.folded)
+
+
 def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:
     """Blocks of a cluster: each folds another share of an axis, or makes another piece of one."""
     return prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "cluster")
@@ -82,7 +88,7 @@ def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:
 
 def sharing_blocks(plan: Plan, tile: Tile) -> int:
     """Blocks of a cluster that fold shares of one element; 1 where they make neighbouring tiles."""
-    folded = {a for w in tile.works if not w.combine for a in plan.program.stage(w.stage).folded}
+    folded = contracted_axes(plan, tile)
     own = any(x.level == "cluster" and x.axis not in folded for x in tile.nest)
     return 1 if own else cluster_size(plan, tile.nest)
 
@@ -122,6 +128,19 @@ def exchanged_bytes(plan: Plan, tile: Tile, s: Stage) -> int:
     inside = tile.nest[: tile.n_block_loops]
     rows, columns = (plan.extent(inside, a) for a in s.axes[-2:])
     return 4 * rows * exchange_pitch(columns, swapped(s))
+
+
+def statistic_bytes(plan: Plan, tile: Tile, stage: Stage) -> int:
+    """Bytes that the shares of a fold of the tile's results take, where agents with other elements of a row meet; else 0."""
+    parts = sharers(plan, tile.nest, stage)
+    return 4 * parts * prod(plan.extent(tile.nest[: tile.n_block_loops], a) for a in stage.axes) if parts > 1 else 0
+
+
+def shared_bytes(plan: Plan, tile: Tile) -> int:
+    """Bytes of shared memory that sums pass through: exchanged ones, and shares of folds of the tile's results."""
+    stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
+    results = (s for s in stages if folds_results(plan.program, tile.works, s))
+    return exchange_bytes(plan, tile) + sum(statistic_bytes(plan, tile, s) for s in results)
 
 
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:

@@ -281,6 +281,11 @@ def refilled(program: Program, tile: Tile, at: int, works: tuple[Work, ...]) -> 
     return tuple(c for c in tile.channels if c.at == at and c.value in used)
 
 
+def folds_results(program: Program, works: tuple[Work, ...], stage: Stage) -> bool:
+    """Whether a stage folds elements that other works of the tile make: a statistic of them, such as a sum of squares of a row."""
+    return bool(stage.reduces) and any(w.stage in stage.reads and w.stage != stage.out for w in works)
+
+
 def axes_walked(program: Program, w: Work) -> tuple[str, ...]:
     """Axes a work loops over: a combining work no longer walks the folded ones."""
     s = program.stage(w.stage)
@@ -300,13 +305,14 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
         for w in t.works:
             s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
             leaves = leaves_state or plan.stored(s, launch)
-            if x.level == "cluster" and not leaves_state and x.axis in folded:
+            whole = not leaves_state or folds_results(p, t.works, s)
+            if x.level == "cluster" and whole and x.axis in folded and x.axis not in s.every:
                 continue  # its blocks add up their sums, and each finishes other elements
             if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
                 return (
                     f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
                 )
-            if leaves_state and x.axis not in s.folded and (c := _lacking(s, x.axis)):
+            if leaves_state and x.axis in s.axes and (c := _lacking(s, x.axis)):
                 return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())
 

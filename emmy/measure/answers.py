@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emmy.ir.dtype import DType, decode, epsilon
+from emmy.ir.dtype import decode, epsilon
 from emmy.ir.expr import Array
 from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage
 from emmy.measure.guarded import POISON
@@ -98,15 +98,15 @@ class HostAnswers(Answers):
         return self._outputs[key]
 
 
-def allowed(op: Op, kind: InputKind, dtype: DType, accumulate: Accumulate, rms: float) -> tuple[float, float]:
-    """(absolute, relative) error allowed in an output of `dtype` whose answers have that root mean square.
+def allowed(op: Op, kind: InputKind, output: str, accumulate: Accumulate, rms: float) -> tuple[float, float]:
+    """(absolute, relative) error allowed in an output whose answers have that root mean square.
 
     Sums of small whole numbers are exact in f32, and in f16 as long as they are folded into f32 sums in time (hybrid). Kept
     in f16 to the end they are not, and err as normal inputs do, but in proportion to how large such sums are.
     """
-    if op.is_exact(kind) and accumulate != "f16":
-        return TINY, epsilon(dtype) / 2
-    absolute, relative = op.tolerance(accumulate)
+    if op.is_exact(kind, output) and accumulate != "f16":
+        return TINY, epsilon(op.program().value(output).dtype) / 2
+    absolute, relative = op.tolerance(accumulate, output)
     return absolute * (max(1.0, rms) if kind == "integer" and accumulate == "f16" else 1.0), relative
 
 
@@ -122,7 +122,7 @@ def compare(
     for name, reference in want.items():
         dtype = program.value(name).dtype
         rms = float(np.sqrt(np.mean(np.square(reference)))) if accumulate == "f16" else 0.0
-        absolute, relative = allowed(op, kind, dtype, accumulate, rms)
+        absolute, relative = allowed(op, kind, name, accumulate, rms)
         x = decode(got[name], dtype)
         with np.errstate(invalid="ignore"):
             error = np.abs(x - reference) / (absolute + relative * np.abs(reference))

@@ -84,6 +84,8 @@ class TorchMatmul:
                     steps.append(partial(torch.ops.aten.gelu.out, out, approximate="tanh", out=out))
                 case "silu":
                     steps.append(partial(torch.nn.functional.silu, out, inplace=True))
+                case "sum_squares":
+                    steps.append(partial(_torch_sum_squares, out, x["S"]))
         return _in_turn(steps)
 
 
@@ -148,6 +150,8 @@ class NumpyMatmul:
                     steps.append(partial(np.multiply, out, x["scale"], out=out))
                 case "gelu_tanh" | "silu":
                     steps.append(partial(_apply, FUNCTIONS[e][1], out))
+                case "sum_squares":
+                    steps.append(partial(np.einsum, "mn,mn->m", out, out, out=x["S"]))
         return _in_turn(steps)
 
 
@@ -163,8 +167,15 @@ def _apply(function: Callable[..., Array], out: Storage) -> None:
     np.copyto(out, function(out), casting="same_kind")
 
 
+def _torch_sum_squares(y: torch.Tensor, out: torch.Tensor) -> None:
+    """As the RMSNorm of a model in eager torch begins: y in f32, squared, then folded; two or three kernels."""
+    import torch
+
+    torch.sum(y.float().square_() if y.dtype != torch.float32 else y.square(), dim=1, out=out)
+
+
 def _output(op: Matmul) -> str:
-    return op.program().outputs[0]
+    return op.output
 
 
 def host_tensor(buffer: Buffer) -> torch.Tensor:

@@ -67,9 +67,9 @@ class TorchAnswers(Answers):
         import torch
 
         rms = float(right.square().mean().sqrt()) if accumulate == "f16" else 0.0
-        absolute, relative = allowed(self.op, case.kind, self._dtype(name), accumulate, rms)
+        absolute, relative = allowed(self.op, case.kind, name, accumulate, rms)
         largest = []
-        for rows in _chunks(right.shape[0], right.shape[1]):
+        for rows in _chunks(right.shape[0], right[0].numel()):
             r = right[rows]
             error = (got[rows].double() - r).abs_()
             largest.append((error / (r.abs() * relative + absolute)).max())
@@ -107,7 +107,9 @@ class TorchAnswers(Answers):
         if key not in self._outputs:
             given = self._given(case)
             self._make_room()
-            self._outputs[key] = {self.products.program().outputs[0]: reference(self.products, given)}
+            y, names = reference(self.products, given), self.products.program().outputs
+            statistic = [y.square().sum(1)] if "S" in names else []
+            self._outputs[key] = dict(zip(names, (y, *statistic), strict=True))
         return self._outputs[key]
 
     def _make_room(self) -> None:
@@ -116,12 +118,9 @@ class TorchAnswers(Answers):
             self._inputs.clear()
             self._outputs.clear()
 
-    def _dtype(self, name: str) -> DType:
-        return self.op.program().value(name).dtype
-
 
 def reference(op: Products, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The float64 output for inputs in any dtype, as the op's `reference` defines it."""
+    """The first output in float64 for inputs in any dtype, as the op's `reference` defines it."""
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return _activated(op.activation, gate).mul_(up)
@@ -144,7 +143,7 @@ def _activated(name: Activation, y: torch.Tensor) -> torch.Tensor:
 
 
 def _finished(op: Matmul, y: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    for e in op.epilogue:
+    for e in op.elementwise:
         match e:
             case "bias":
                 y += inputs["bias"].double()

@@ -151,6 +151,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
     ),
     (norm_linear(21, 19, 18), "rtx4090", "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W) k0/split(m,grid,16)"),
     (attention(2, 17, 24, 16), "h200", "k0/online(O) k0/pdl() k0/splitk(O,2) k0/split(h,grid,1) k0/split(k,serial,4)"),
+    (
+        parse_op("matmul:m(1..70)x72x40:f16:nk,residual,sum_squares").program(),
+        "h200",
+        "k0/splitk(S,2) k0/split(m,grid,32) k0/split(k,serial,16) k0/split(m,warp,16) k0/split(n,warp,24) k1/split(m,grid,64) "
+        "k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(mma,16,8,16) k0/store(Y,tma)",
+    ),
     (two_outputs(18, 17, 20), "cpu-portable", "k0/cut(D) k0/cut(t) k0/split(m,core,16) k1/split(n,serial,5)"),
 )
 

@@ -175,4 +175,4 @@ def test_a_symbolic_size_is_not_baked_into_the_source(dtype: DType) -> None:
 
 def test_a_gpu_refuses_a_contraction_without_an_atom() -> None:
     with pytest.raises(PlanError, match="has no atom; a GPU makes contractions of mma"):
-        source(norm_linear(), "", load_target("rtx4090"))
+        source(gated(), "", load_target("rtx4090"))

@@ -8,7 +8,20 @@ import pytest
 
 from emmy.codegen.execute import execute
 from emmy.codegen.lower import complete, lower
-from emmy.codegen.steps import BlockSync, Close, Compute, For, Gather, Open, Outline, Share, Step, Store, StoreState
+from emmy.codegen.steps import (
+    BlockSync,
+    Close,
+    Compute,
+    For,
+    Gather,
+    Open,
+    Outline,
+    RoleSync,
+    Share,
+    Step,
+    Store,
+    StoreState,
+)
 from emmy.errors import IllegalMove, PlanError
 from emmy.ir import interpret
 from emmy.ir.ops import parse_op
@@ -158,8 +171,12 @@ def test_it_refuses(what: str):
     assert e.value.index == len(schedule.split()) - 1, "an earlier move was refused"
 
 
-def test_roles_cannot_share_a_fold():
+def test_agents_of_one_role_meet_by_themselves_and_those_of_several_cannot():
     program = parse_op("matmul:16x16x64:f16:nk").program()
     text = "k0/split(m,grid,16) k0/split(k,serial,32) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/split(k,warp,16) k0/specialize(1,40,232)"
     plan = replay(program, text, load_target("h200"))
+    assert kinds(lower(plan)[0].roles[1].steps)[-5:] == [Share, RoleSync, Gather, Close, Store]
+    la = plan.launches[0]
+    twice = (*la.tile.roles, replace(la.tile.roles[1], name="another"))
+    plan = replace(plan, launches=(replace(la, tile=replace(la.tile, roles=twice)),))
     assert "2 agents share the folding of C among 2 roles" in (complete(plan) or "")

@@ -72,6 +72,11 @@ SWAPPED = (
     "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(n,warpgroup,64) "
     "k0/stage(A,tma,2) k0/stage(B,tma,2)"
 )
+STATISTIC = matmul(50, 35, 72, "f16", "nk", ("residual", "sum_squares")).program()
+ROWS = (
+    "k0/splitk(S,2) k0/split(m,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,32) k0/split(n,warpgroup,16) "
+    "k0/stage(A,tma,2) k0/stage(B,tma,2)"
+)
 WARP_SPECIAL = "k0/specialize(2,40,232) k0/persist(1)"
 
 # name -> (program, target, schedule): the five plans, and a plan for every other way to fill a ring
@@ -86,6 +91,7 @@ PLANS["attention"] = (
 PLANS |= {
     "cp_async read ahead": (AHEAD, "rtx4090", f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH}"),
     "tma read ahead": (AHEAD, "h200", f"{PIECES} k0/stage(A,tma,2) k0/stage(B,tma,2) {FETCH}"),
+    "warps share rows of a statistic": (STATISTIC, "h200", f"{ROWS} {WARP_SPECIAL}"),
     "warps share k": (SMALL, "rtx4090", "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,warp,24) k0/persist(1)"),
     "cooperative": (
         SMALL,

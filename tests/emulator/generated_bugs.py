@@ -34,6 +34,7 @@ _TO_ALL = r"if \(lane < 2\) emmy_mbar_arrive_cluster\((.*), lane\)"
 _FIRST_MEETING = r"^  emmy_cluster_arrive_relaxed\(\);\n  emmy_cluster_wait\(\);\n"
 _GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for \(int j = 0)"
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
+_STATES = r"(emmy_sts_b32\(.*\n +\}\n +\}\n) +emmy_syncthreads\(\);\n"
 
 _RAISE = r" +if \(thread == 0\) emmy_flag_raise\(C_flags \+ worker\);\n"
 
@@ -572,6 +573,30 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ),
         ("both warps store the same columns", r"(emmy_tma_store_2d\(.*), warp_n,", r"\1, 0,", "wrong"),
         ("halves of a box are exchanged", r"h \* 512", "(1 - h) * 512", "wrong"),
+    ),
+    *_bugs(
+        "statistic",
+        ("states are read before they are there", _STATES, r"\1", "race copy"),
+        ("states lie on the ring", r" \+ 8192, word", ", word", "race wrong copy"),
+        ("a warp's state is left out", r"part_no < 2; \+\+part_no\) S_all", "part_no < 1; ++part_no) S_all", "wrong"),
+        ("lanes of other rows join", r"across<2>", "across<4>", "wrong"),
+        (
+            "columns that are not there count",
+            r"warp_n \+ \(lane & 3\) \* 2 \+ j \* 8 < 72",
+            "(lane & 3) * 2 < 72",
+            "wrong bounds",
+        ),
+    ),
+    *_bugs(
+        "walked statistic",
+        ("a role's warps do not meet", r"^ +emmy_bar_sync\(1, 256\);\n(?! +#pragma)", "", "race copy"),
+        (
+            "the next tile's states come before these are read",
+            r"^ +emmy_bar_sync\(1, 256\);\n( +#pragma)",
+            r"\1",
+            "race",
+        ),
+        ("the producer is waited for", r"emmy_bar_sync\(1, 256\)", "emmy_bar_sync(1, 288)", "deadlock barrier hang"),
     ),
     *_bugs(
         "direct",

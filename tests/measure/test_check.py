@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emmy.ir.dtype import encode
+from emmy.ir.dtype import decode, encode
 from emmy.ir.ops import parse_op
 from emmy.measure.answers import compare
 from emmy.measure.check import cases
@@ -79,3 +79,16 @@ def test_a_symbol_is_checked_at_both_ends_and_at_an_odd_size(lo: int, length: in
     for m in sizes:
         assert {c.kind for c in cases(op) if c.sizes["m"] == m} == {"integer", "normal"}
     assert sum(c.kind == "normal" and c.sizes["m"] == lo + length for c in cases(op)) == 2
+
+
+def test_a_row_that_is_summed_short_of_a_column_is_noticed() -> None:
+    op = parse_op("matmul:9x3840x64:f16:nk,residual,sum_squares")
+    for kind in ("integer", "normal"):
+        x = op.inputs(kind, 1)  # type: ignore[arg-type]
+        want = op.reference(x)
+        rounded = decode(encode(want["Y"], "f16"), "f16")
+        got = {"Y": encode(want["Y"], "f16"), "S": encode(np.square(rounded).sum(1), "f32")}
+        assert compare(op, kind, got, want).wrong is None, "squares of stored numbers are right too"  # type: ignore[arg-type]
+        column = np.abs(want["Y"][4]).argmax()
+        got["S"][4] -= want["Y"][4, column] ** 2
+        assert str(compare(op, kind, got, want).wrong).startswith("S[4] is ")  # type: ignore[arg-type]

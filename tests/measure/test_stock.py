@@ -19,6 +19,7 @@ F32 = [
     "matmul:4x6x33:f32:nk,bias,gelu_tanh",
     "matmul:3x5x16:f32:residual,scale,bias",
     "matmul:3x5x16:f32:silu",
+    "matmul:3x50x16:f32:residual,sum_squares",
 ]
 
 

@@ -106,6 +106,15 @@ HELPERS: tuple[Helper, ...] = (
     ),
     *(_shuffle(mode, dtype) for mode in ("xor", "idx") for dtype in ("f32", "u32")),
     Helper(
+        "across",
+        "float across(float x)",
+        "the x of lane `me ^ D`",
+        "return emmy_shfl_xor_f32(x, D);",
+        None,
+        template="u32 D",
+        uses=("shfl_xor_f32",),
+    ),
+    Helper(
         "trade",
         "void trade(u32* a, u32* b, u32 bit)",
         "exchange with lane `me ^ bit`: words (a, b) of the lower lane above (a, b) of the upper are transposed",

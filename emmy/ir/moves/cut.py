@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.beside import leads
-from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
-from emmy.ir.plan import Launch, Plan, Tile
+from emmy.ir.moves.base import Move, Site, refuse_path, register
+from emmy.ir.moves.gpu_tiles import product_of
+from emmy.ir.plan import Launch, Plan, Tile, folds_results
 from emmy.ir.target import Target
 
 
@@ -28,9 +29,13 @@ class Cut(Move):
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         """Not between sums that are folded side by side: what they share would be brought twice."""
-        works = ((la, w.stage) for la in plan.launches for w in la.tile.works[1:])
-        moves = (cls(la.name, None, out) for la, out in works if leads(plan.program, la.tile, out))
-        return legal_sites(moves, plan, target)
+        p = plan.program
+        for la in plan.launches:
+            for w in la.tile.works[1:]:
+                move, statistic = cls(la.name, None, w.stage), folds_results(p, la.tile.works, p.stage(w.stage))
+                due = statistic and not target.is_cpu and product_of(plan, la) is not None
+                if leads(p, la.tile, w.stage) and move.refuse(plan, target) is None:
+                    yield Site(move, mandatory=due)  # blocks share out the axis it folds: this, or splitk
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)

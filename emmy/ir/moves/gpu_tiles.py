@@ -53,13 +53,13 @@ class Missing:
 
 def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
     """Choices of the first loop that some launch lacks; () when every tile is complete or has gone beyond loops."""
+    found = dict[str, tuple[Missing, ...]]()
     for la in plan.launches:
-        if la.tile.channels or any(w.atoms for w in la.tile.works):
-            continue
-        found = _of_launch(plan, la, target)
-        if found:
-            return found
-    return ()
+        if not la.tile.channels and not any(w.atoms for w in la.tile.works):
+            found[la.name] = _of_launch(plan, la, target)
+    due = [missing for missing in found.values() if missing]
+    optional = len(due) > 1 and for_one(plan, plan.launches[0], target)
+    return due[optional] if due else ()
 
 
 def loops_are_due(plan: Plan, target: Target) -> bool:
@@ -73,9 +73,8 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     The launch is the plan's only one, has more tiles than there are multiprocessors, and each as many fills as any other.
     """
     t = la.tile
-    stages = [plan.program.stage(w.stage) for w in t.works if not w.combine]
-    s = next((s for s in stages if s.reduces), None)
-    if len(plan.launches) > 1 or s is None or len(s.axes) < 2 or any(x.level not in ("grid", "serial") for x in t.nest):
+    s = product_of(plan, la)
+    if s is None or _shared_out(plan, la, s) or any(x.level not in ("grid", "serial") for x in t.nest):
         return False
     rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
     if swapped(s) or not for_warpgroups(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
@@ -86,22 +85,42 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     return whole and _holds(rows, columns, sides(plan.program, t, s.out)) and tiles > target.n_sms
 
 
-def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
+def product_of(plan: Plan, la: Launch) -> Stage | None:
+    """The stage of a launch that folds an axis into a matrix."""
     stages = (plan.program.stage(w.stage) for w in la.tile.works if not w.combine)
-    fold = next((s for s in stages if s.reduces), None)
-    if fold is not None:
-        return _contraction(plan, la, fold, target)
+    return next((s for s in stages if s.reduces and len(s.axes) > 1), None)
+
+
+def _shared_out(plan: Plan, la: Launch, s: Stage) -> bool:
+    """Whether other launches have a part in a product, beyond folding statistics of it that this one leaves."""
+    others = [w for x in plan.launches if x.name != la.name for w in x.tile.works]
+    here = {w.stage for w in la.tile.works} - {s.out}
+    return any(not w.combine or w.stage not in here for w in others)
+
+
+def statistic_columns(plan: Plan, la: Launch, s: Stage) -> tuple[int, ...]:
+    """Columns of a block that leaves one part of a statistic of a launch's results."""
+    of = product_of(plan, la)
+    sizes = _ELEMENTWISE_COLUMNS if of is None else _MANY if swapped(of) else _COLUMNS
+    return _covering(plan, s.folded[-1], sizes)
+
+
+def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
+    of = product_of(plan, la)
+    folded = {a for w in la.tile.works if not w.combine for a in plan.program.stage(w.stage).folded}
+    if of is not None and (n := of.axes[-1]) in folded and not _has(la, n, "grid"):
+        return (Missing(la.name, n, "grid", ()),)  # its columns are a part of a statistic: splitk, or cut it off
+    if of is not None:
+        return _contraction(plan, la, of, target)
     axes = plan.program.stage(la.tile.works[0].stage).axes
     for axis in axes:
-        if not _has(la, axis, "grid"):
-            sizes = _ELEMENTWISE_COLUMNS if axis == axes[-1] else _ELEMENTWISE_ROWS
+        if not _has(la, axis, "grid") and axis not in folded:
+            sizes = _ELEMENTWISE_COLUMNS if axis == axes[-1] and not folded else _ELEMENTWISE_ROWS
             return (Missing(la.name, axis, "grid", _covering(plan, axis, sizes)),)
     return ()
 
 
 def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
-    if len(s.axes) < 2:
-        return ()
     m, n, k = s.axes[-2], s.axes[-1], s.folded[-1]
     for axis in s.axes[:-2]:
         if not _has(la, axis, "grid"):
@@ -113,20 +132,16 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
     grouped = for_warpgroups(plan, s, target) and _evenly(plan, la, s)
     if not _has(la, m, "grid"):
-        least = _GROUP_ROWS if grouped else _ROWS[0]  # a warpgroup's instruction has no fewer rows
-        staged = Missing(la.name, m, "grid", _covering(plan, m, _ROWS, least))
-        if direct_tiles.suits(plan, la, s, (m, n, k)):
+        staged = Missing(la.name, m, "grid", _tile_rows(plan, la, s, atom, grouped, of))
+        fits = not _has(la, n, "grid") or size[n] in direct_tiles.columns(plan, la, n, target)
+        if fits and direct_tiles.suits(plan, la, s, (m, n, k)):
             return Missing(la.name, m, "grid", (direct_tiles.ROWS,), fixed=True), staged
         return (staged,)
     if atom == "mma" and size[m] == direct_tiles.ROWS:
         return _direct(plan, la, s, target)
     if not _has(la, n, "grid"):
-        fits = (
-            x
-            for x in _covering(plan, n, _COLUMNS)
-            if _shares(atom, size[m], x, of) or (grouped and _group_rows(size[m], x, _whole(plan, s), of))
-        )
-        return (Missing(la.name, n, "grid", tuple(fits)),)
+        columns = (x for x in _covering(plan, n, _COLUMNS) if _divides(plan, s, size[m], x, atom, grouped, of))
+        return (Missing(la.name, n, "grid", tuple(columns)),)
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
         found = _in_time(plan, la, (m, n, k), target, item * of[0], item * of[1], atom == "mma")
@@ -138,6 +153,20 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         few = rows <= _GROUP_ROWS == size[m]
         return (*found, *_pairs(la, n, size[n], 32)) if few and _crowded(plan, n, target) else found
     return _agents(plan, la, s, atom, grouped)
+
+
+def _tile_rows(plan: Plan, la: Launch, s: Stage, atom: str, grouped: bool, of: tuple[int, int]) -> tuple[int, ...]:
+    """Rows of a tile, that some division fits where its columns are known."""
+    m, n = s.axes[-2:]
+    rows = _covering(plan, m, _ROWS, _GROUP_ROWS if grouped else _ROWS[0])  # a warpgroup's instruction has no fewer
+    if not _has(la, n, "grid"):
+        return rows
+    return tuple(x for x in rows if _divides(plan, s, x, plan.extent(la.tile.nest, n), atom, grouped, of))
+
+
+def _divides(plan: Plan, s: Stage, m: int, n: int, atom: str, grouped: bool, of: tuple[int, int]) -> bool:
+    """Whether some division of an m x n block among warps or warpgroups fits."""
+    return _shares(atom, m, n, of) or (grouped and bool(_group_rows(m, n, _whole(plan, s), of)))
 
 
 def _in_time(

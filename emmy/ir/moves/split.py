@@ -152,7 +152,7 @@ class Split(Move):
             return f"blocks share {self.axis} already: a cluster instead of splitk, not beside it"
         if first.monoid != SUM:
             return f"{first.out} is not a sum: blocks of a cluster add"
-        odd = next((s.out for s in others if s.reduces or s.axes != first.axes), None)
+        odd = next((s.out for s in others if (s.every if s.reduces else s.axes) != first.axes), None)
         return f"{odd} is not made of {first.out} element by element: cut it off" if odd else None
 
     def _refuse_own_loop(self, plan: Plan, w: Work) -> str | None:

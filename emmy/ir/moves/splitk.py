@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from emmy.ir.beside import beside
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_beside, refuse_late_loop, refuse_path, register
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, refuse_loops
-from emmy.ir.program import upper
+from emmy.ir.moves.gpu_tiles import missing_loops, statistic_columns
+from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, folds_results, refuse_loops
+from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
 
 _WORKSPACE_BYTES = 256 << 20
@@ -42,11 +43,12 @@ class SplitK(Move):
                 s = plan.program.stage(w.stage)
                 if not s.reduces or la.tile.nest:
                     continue
-                legal = tuple(
-                    p for p in (2, 3, 4, 6, 8, 16) if cls(la.name, None, w.stage, p).refuse(plan, target) is None
-                )
+                results = not target.is_cpu and folds_results(plan.program, la.tile.works, s)
+                tried = _by_columns(plan, la, s, target) if results else (2, 3, 4, 6, 8, 16)
+                legal = tuple(p for p in tried if cls(la.name, None, w.stage, p).refuse(plan, target) is None)
                 if legal:
-                    yield Site(cls(la.name, None, w.stage, OPEN), (("parts", legal),))
+                    due = results and any(x.steps == () for x in missing_loops(plan, target) if x.launch == la.name)
+                    yield Site(cls(la.name, None, w.stage, OPEN), (("parts", legal),), mandatory=due)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -107,6 +109,13 @@ class SplitK(Move):
         first = replace(la, tile=replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
         workspaces = (*plan.workspaces, *(Workspace(x, axis, self.parts) for x in shared))
         return replace(plan.with_launch_after(first, last), workspaces=workspaces)
+
+
+def _by_columns(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[int, ...]:
+    """Parts that are the columns of a block each, for a fold of what the launch makes."""
+    size, columns = upper(plan.program.dim(s.folded[0])), statistic_columns(plan, la, s)
+    parts = {-(-size // x) for x in columns}
+    return tuple(sorted(n for n in parts if _part(size, n, target) in columns))
 
 
 def _part(size: int, parts: int, target: Target) -> int:

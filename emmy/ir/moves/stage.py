@@ -12,9 +12,10 @@ from emmy.ir.gpu import (
     TRANSFER_BYTES,
     by_groups,
     cluster_size,
-    exchange_bytes,
+    contracted_axes,
     multiple,
     ring_bytes,
+    shared_bytes,
     sharing_blocks,
     transfer_bytes,
 )
@@ -178,7 +179,7 @@ class Stage(Move):
         new = self._channel(plan, la)
         rings = [c for c in (*la.tile.channels, new) if (c.transport == "pack") == (self.transport == "pack")]
         used = sum(ring_bytes(plan, la.tile, c) for c in rings)
-        used += 0 if target.is_cpu else exchange_bytes(plan, la.tile)
+        used += 0 if target.is_cpu else shared_bytes(plan, la.tile)
         if used > target.tile_bytes:
             return f"{self.value}: the rings take {used} bytes of the {target.tile_bytes} a block of {target.name} has"
         return None
@@ -202,7 +203,7 @@ class Stage(Move):
 
 def _shared(plan: Plan, la: Launch) -> bool:
     """Whether loops over agents fold an axis: their atoms read operands from memory."""
-    folded = {a for w in la.tile.works for a in plan.program.stage(w.stage).folded}
+    folded = contracted_axes(plan, la.tile)
     return any(x.level in SIDE and x.axis in folded for x in la.tile.nest)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, sharing_blocks, transfer_bytes
+from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, shared_bytes, sharing_blocks, transfer_bytes
 from emmy.ir.moves.base import Move, Site, legal_sites, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.program import swapped
@@ -87,7 +87,7 @@ class StoreBlock(Move):
         return None
 
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
-        rings = sum(ring_bytes(plan, la.tile, c) for c in la.tile.channels)
+        rings = sum(ring_bytes(plan, la.tile, c) for c in la.tile.channels) + shared_bytes(plan, la.tile)
         need = placed_bytes(plan, la.tile, self.value)
         if -(-rings // _BEGIN) * _BEGIN + need > target.tile_bytes:
             return f"{self.value}'s block takes {need} bytes beside {rings} of rings, a block of {target.name} has {target.tile_bytes}"

@@ -83,10 +83,10 @@ class Glu(Op):
         moved = m * self.k + 2 * self.k * self.n + m * self.n
         return Work(4.0 * m * self.n * self.k, float(moved * size_bytes(self.dtype)))
 
-    def is_exact(self, kind: InputKind) -> bool:
+    def is_exact(self, kind: InputKind, output: str | None = None) -> bool:
         return False  # whatever is summed, an activation is not
 
-    def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
+    def tolerance(self, accumulate: Accumulate = "f32", output: str | None = None) -> tuple[float, float]:
         """Absolute: each sum is off as a matmul's is (see Matmul), times the other factor, which is near 1 and rarely above 4
         where the sum is off most. Relative: one rounding of the output, or a few of the activation where those are more.
         """

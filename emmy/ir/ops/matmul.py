@@ -16,8 +16,9 @@ from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
 from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value
 
-Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale"]
+Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale", "sum_squares"]
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
+STATISTIC: Epilogue = "sum_squares"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Matmul(Op):
 
     layout:   "kn" = B stored [k,n]; "nk" = B stored [n,k] (the weight of torch's linear)
     epilogue: applied left to right: bias (+ bias[n]), scale (* scale, one number), residual (+ R[m,n]), gelu_tanh, silu
+
+    sum_squares, the last word, adds a second output: S[m] f32 = sum over n of C[m,n]^2 (of Y when there are words before it),
+    what an RMSNorm that follows needs of each row. It squares elements as they are, in f32, or as they were stored in
+    `dtype`, where another launch reads them again; both are right, and `tolerance` has room for the difference.
     """
 
     m: Dim
@@ -43,6 +48,20 @@ class Matmul(Op):
         if not set(self.epilogue) <= set(EPILOGUES) or len(set(self.epilogue)) != len(self.epilogue):
             allowed = f"any of {', '.join(EPILOGUES)}, each once"
             raise UsageError(f"matmul: epilogue {','.join(self.epilogue)}; allowed are {allowed}")
+        if STATISTIC in self.epilogue[:-1]:
+            raise UsageError(
+                f"matmul: epilogue {','.join(self.epilogue)}; {STATISTIC} squares results: allowed as the last word"
+            )
+
+    @property
+    def elementwise(self) -> tuple[Epilogue, ...]:
+        """The words that make each element of the first output."""
+        return tuple(e for e in self.epilogue if e != STATISTIC)
+
+    @property
+    def output(self) -> str:
+        """The first output: the product, or what the elementwise words make of it."""
+        return "Y" if self.elementwise else "C"
 
     @property
     def key(self) -> str:
@@ -63,16 +82,20 @@ class Matmul(Op):
             ("m", "n"),
             parse(f"A[m,k] * B[{','.join(b_axes)}]"),
             (Reduce("k", SUM),),
-            "f32" if self.epilogue else self.dtype,
+            "f32" if self.elementwise else self.dtype,
         )
         stages: tuple[Stage, ...] = (acc,)
-        if self.epilogue:
+        if self.elementwise:
             body: Expr = Read("C", ("m", "n"))
-            for e in self.epilogue:
+            for e in self.elementwise:
                 body = _step(e, body)
             stages += (Stage("Y", ("m", "n"), body, (), self.dtype),)
+        outputs: tuple[str, ...] = (self.output,)
+        if STATISTIC in self.epilogue:
+            stages += (Stage("S", ("m",), parse(f"{self.output}[m,n] * {self.output}[m,n]"), (Reduce("n", SUM),)),)
+            outputs += ("S",)
         dims = (("m", self.m), ("n", self.n), ("k", self.k))
-        return Program(dims, tuple(inputs), stages, (stages[-1].out,))
+        return Program(dims, tuple(inputs), stages, outputs)
 
     def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
         program = self.program()
@@ -89,7 +112,7 @@ class Matmul(Op):
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
         x = {v.name: decode(inputs[v.name], v.dtype) for v in self.program().inputs}
         y = np.matmul(x["A"], x["B"] if self.layout == "kn" else x["B"].T)
-        for e in self.epilogue:
+        for e in self.elementwise:
             match e:
                 case "bias":
                     y = y + x["bias"]
@@ -99,27 +122,43 @@ class Matmul(Op):
                     y = y + x["R"]
                 case "gelu_tanh" | "silu":
                     y = FUNCTIONS[e][1](y)
-        return {"Y" if self.epilogue else "C": y}
+                case "sum_squares":
+                    pass
+        return {self.output: y, **({"S": np.square(y).sum(1)} if STATISTIC in self.epilogue else {})}
 
     def work(self, sizes: Mapping[str, int] | None = None) -> Work:
         m = self.program().sizes(sizes or self.typical_sizes())["m"]
         item = size_bytes(self.dtype)
         moved = m * self.k + self.k * self.n + m * self.n * (2 if "residual" in self.epilogue else 1)
         moved += self.n if "bias" in self.epilogue else 0
-        return Work(2.0 * m * self.n * self.k, float(moved * item))
+        statistic = 4 * m if STATISTIC in self.epilogue else 0
+        return Work(2.0 * m * self.n * self.k, float(moved * item + statistic))
 
-    def is_exact(self, kind: InputKind) -> bool:
+    def is_exact(self, kind: InputKind, output: str | None = None) -> bool:
         largest = 2 * (4 * self.k + 2) + 2  # sums of products of -2..2, then bias, scale and residual of -2..2
+        if output == "S":
+            largest = largest**2 * self.n
+            rounds = epsilon(self.dtype) * sqrt(largest) > 1  # some whole numbers are not stored as they are
+            if rounds:
+                return False
         return kind == "integer" and not {"gelu_tanh", "silu"} & set(self.epilogue) and largest < 2**24
 
-    def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
+    def tolerance(self, accumulate: Accumulate = "f32", output: str | None = None) -> tuple[float, float]:
         """Absolute: K sums of unit variance, each rounded, end about 0.4 sqrt(K) roundings off, the worst of millions of
         elements 2 to 3 sqrt(K); a factor above that is allowed (tensor cores truncate). However short K, f16 sums that reach
         4 are off by a truncation of 2^-8 (measured on an H200: 2.3e-3 at K = 8). Relative: one output rounding.
+
+        S adds N squares: of numbers a off, 2 a |y| <= a (1 + y^2) each, and all to the same side at worst; rounded or not,
+        which is to both sides and 8 / sqrt(N) of one rounding in the worst of many rows; in sums of f32.
         """
         root, half = sqrt(self.k), 2.0**-8
         absolute = {"f32": 8 * 2.0**-24 * root, "hybrid": half, "f16": max(half, 2.0**-12 * root)}[accumulate]
-        return absolute + 2 * epsilon("f32"), epsilon(self.dtype)
+        absolute += 2 * epsilon("f32")
+        if output != "S":
+            return absolute, epsilon(self.dtype)
+        root = sqrt(self.n)
+        rounding = epsilon(self.dtype) * min(2.0, 8 / root)
+        return absolute * self.n, absolute + rounding + 4 * epsilon("f32") * root
 
 
 def _step(e: Epilogue, y: Expr) -> Expr:
@@ -132,6 +171,8 @@ def _step(e: Epilogue, y: Expr) -> Expr:
             return Apply("add", (y, Read("R", ("m", "n"))))
         case "gelu_tanh" | "silu":
             return Apply(e, (y,))
+        case "sum_squares":
+            raise AssertionError(f"{e} makes no element")
 
 
 def _parse(rest: str) -> Matmul:

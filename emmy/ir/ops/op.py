@@ -64,12 +64,15 @@ class Op(ABC):
     def work(self, sizes: Mapping[str, int] | None = None) -> Work: ...
 
     @abstractmethod
-    def is_exact(self, kind: InputKind) -> bool:
-        """True when f32 arithmetic in any order gives the reference's numbers exactly (before the output is rounded)."""
+    def is_exact(self, kind: InputKind, output: str | None = None) -> bool:
+        """True when f32 arithmetic in any order gives the reference's numbers exactly (before the output is rounded).
+
+        `output` names one of several outputs; without it the first is meant.
+        """
 
     @abstractmethod
-    def tolerance(self, accumulate: Accumulate = "f32") -> tuple[float, float]:
-        """(absolute, relative) error allowed on "normal" inputs."""
+    def tolerance(self, accumulate: Accumulate = "f32", output: str | None = None) -> tuple[float, float]:
+        """(absolute, relative) error allowed on "normal" inputs, of the first output or of the one that is named."""
 
     def typical_sizes(self) -> dict[str, int]:
         """A size for each symbol, used where one must be picked: the upper end of its range."""
@@ -87,8 +90,8 @@ class Op(ABC):
             x = decode(got[name], dtype)
             if not np.isfinite(x).all():
                 return float("inf")
-            absolute, relative = self.tolerance(accumulate)
-            if self.is_exact(kind):
+            absolute, relative = self.tolerance(accumulate, name)
+            if self.is_exact(kind, name):
                 absolute, relative = 1e-30, epsilon(dtype) / 2  # nothing but the final rounding
             worst = max(worst, float(np.max(np.abs(x - ref) / (absolute + relative * np.abs(ref)), initial=0.0)))
         return worst
