@@ -17,7 +17,7 @@ from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
-from emmy.codegen.cuda_wgmma import Wgmma
+from emmy.codegen.cuda_wgmma import LoadedWgmma, Wgmma
 from emmy.codegen.kernel import (
     Int,
     IntVar,
@@ -87,7 +87,14 @@ from emmy.ir.plan import Role
 from emmy.ir.program import SUM, Stage
 from emmy.ir.target import Target
 
-KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
+KINDS: dict[str, type[Contraction]] = {
+    "mma": Mma,
+    "hybrid": Hybrid,
+    "f16": F16Sums,
+    "simt": Simt,
+    "wgmma": Wgmma,
+    "wgmma_rs": LoadedWgmma,
+}
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
 _COMPUTING = 1  # the named barrier of the threads that compute; 0 is that of all
