@@ -173,6 +173,16 @@ class Contraction(Fold):
         spot[self.n] = plus(w.scope[self.n].lo, w.warp_offset(self.n), column)
         return spot
 
+    def _lane(self, ring: Ring, own: str, row: Whole, column: Whole) -> Whole:
+        """Byte in a slot at which this lane's first row of the first atom begins; made once."""
+        layout, off = ring.layout, self.w.warp_offset(own)
+        at = layout.at(row, column)
+        if ring.rows == own:
+            at = layout.beyond(at, off, Int(0))
+        else:  # a panel never crosses the border of two warps' columns
+            at = layout.beyond(at, Int(0), off)
+        return self.w.let("lane_at", at)
+
     @property
     def _ij(self) -> tuple[Whole, Whole]:
         """The number of an atom in the warp's tile: its row, its column."""
@@ -289,16 +299,6 @@ class Mma(Contraction):
         pairs = self.nt // 2
         out = unrolled("j", pairs, (matrices(times(counter("j", pairs), Int(2)), 2),))
         return out + ((matrices(Int(self.nt - 1), 1),) if self.nt % 2 else ())
-
-    def _lane(self, ring: Ring, own: str, row: Whole, column: Whole) -> Whole:
-        """Byte in a slot at which this lane's first row of the first atom begins; made once."""
-        layout, off = ring.layout, self.w.warp_offset(own)
-        at = layout.at(row, column)
-        if ring.rows == own:
-            at = layout.beyond(at, off, Int(0))
-        else:  # a panel never crosses the border of two warps' columns
-            at = layout.beyond(at, Int(0), off)
-        return self.w.let("lane_at", at)
 
     def close(self) -> tuple[Stmt, ...]:
         return ()

@@ -43,11 +43,9 @@ from emmy.codegen.kernel_gpu import (
     unrolled,
 )
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import receivers, transfer_bytes
+from emmy.ir.gpu import BOX_ROWS, receivers, transfer_bytes
 from emmy.ir.plan import BLOCK_LEVELS
 from emmy.ir.program import upper
-
-MOST_ROWS = 256  # of a box of the copy engine (CUDA driver API: cuTensorMapEncodeTiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,34 +256,49 @@ class Copier:
             raise w.cannot(
                 f"{self.ring.value}: tma cannot leave the gaps of layout {self.ring.channel.layout}: use swizzle128"
             )
-        mine = s.rows // receivers(w.plan, w.launch.tile, self.ring.channel)
-        box = next(n for n in range(min(mine, MOST_ROWS), 0, -1) if mine % n == 0)
+        if self._by_panels and s.columns != w.plan.extent(w.nest[: self.ring.channel.at + 1], self.ring.columns):
+            raise w.cannot(f"{self.ring.value}: its blocks of {s.columns} columns overlap, panels do not")
+        blocks = receivers(w.plan, w.launch.tile, self.ring.channel)
+        mine, panels = s.rows // blocks, 0
+        if self._by_panels:
+            mine, panels = s.rows, s.columns // s.panel // blocks
+        box = next(n for n in range(min(mine, BOX_ROWS), 0, -1) if mine % n == 0)
         rows, columns = (w.scope[a].end for a in p.value(self.ring.value).axes)
-        return TensorMap(f"{self.ring.value}_map", self.ring.value, rows, columns, box, s.panel, s.swizzle)
+        return TensorMap(f"{self.ring.value}_map", self.ring.value, rows, columns, box, s.panel, s.swizzle, panels)
+
+    @property
+    def _by_panels(self) -> bool:
+        return self.ring.channel.layout == "panels"
 
     def engine_fill(self, ahead: int, scope: dict[str, Piece], barrier: Whole) -> tuple[Stmt, ...]:
         """tma: the copies that fill the slot `ahead`, reported to the barrier at that byte.
 
-        Where blocks of a cluster need the same, each brings its rows to the same place of all, and to the barriers there.
+        Where blocks of a cluster need the same, each brings its rows, or its panels, to the same place of all, and to the
+        barriers there.
         """
         w, s, m = self.w, self.ring.layout, self.map
         assert m is not None
         blocks = receivers(w.plan, w.launch.tile, self.ring.channel)
         rows, columns, mine = scope[self.ring.rows], scope[self.ring.columns], s.rows // blocks
-        helper, more = "emmy_tma_load_2d", tuple[Arg, ...]()
-        row, slot = rows.lo, self.ring.slot(ahead)
+        helper, more = f"emmy_tma_load_{3 if m.panels else 2}d", tuple[Arg, ...]()
+        row, slot, bar = rows.lo, self.ring.slot(ahead), Ref(SMEM, barrier)
         if blocks > 1:
             helper, more = f"{helper}_multicast", (Int((1 << blocks) - 1),)
-            row = plus(row, times(w.rank(), Int(mine)))
-            slot = plus(slot, times(w.rank(), Int(mine * s.pitch)))
         if self.policy:
             helper, more = f"{helper}_hint", (*more, Further(self.policy, Int(0)))
+        if m.panels:
+            first_panel = plus(over(columns.lo, Int(s.panel)), times(w.rank(), Int(m.panels)) if blocks > 1 else Int(0))
+            to = plus(slot, times(w.rank(), Int(m.panels * s.panel_bytes)) if blocks > 1 else Int(0))
+            return (Do(helper, (Ref(SMEM, to), MapRef(m.name), bar, Int(0), row, first_panel, *more)),)
+        if blocks > 1:
+            row = plus(row, times(w.rank(), Int(mine)))
+            slot = plus(slot, times(w.rank(), Int(mine * s.pitch)))
         out = []
         for panel in range(s.columns // s.panel):
             for first in range(0, mine, m.box_rows):
                 to = plus(slot, Int(panel * s.panel_bytes + first * s.pitch))
                 where = (plus(columns.lo, Int(panel * s.panel)), plus(row, Int(first)))
-                out.append(Do(helper, (Ref(SMEM, to), MapRef(m.name), Ref(SMEM, barrier), *where, *more)))
+                out.append(Do(helper, (Ref(SMEM, to), MapRef(m.name), bar, *where, *more)))
         return tuple(out)
 
 

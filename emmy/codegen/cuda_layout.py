@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from emmy.codegen.kernel import Int, Whole, over, plus, rest, times
 from emmy.codegen.kernel_gpu import bits, flipped, shifted
+from emmy.ir.gpu import swizzled_bytes
 
 _CHUNK = 16  # bytes that are moved together
 _SWIZZLE = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a panel's row -> bits of the row that are XORed in
-LAYOUTS = ("swizzle128", "pad", "row")
+LAYOUTS = ("swizzle128", "pad", "row", "panels")
 PERIOD = 8  # rows after which the swizzle repeats
 
 
@@ -76,10 +77,7 @@ def slot(rows: int, columns: int, item: int, together: int, layout: str) -> Slot
         return Slot(rows, columns, item, columns, -(-columns * item // _CHUNK) * _CHUNK + _CHUNK, 0)
     if layout == "row":
         return Slot(rows, columns, item, columns, columns * item, 0)
-    widths = (
-        w for w in (128, 64, 32, 16) if columns * item % w == 0 and together * item % w == 0 and rows % PERIOD == 0
-    )
-    width = next(widths, 0)
+    width = swizzled_bytes(rows, columns, item, together)
     if not width:
         return Slot(rows, columns, item, columns, columns * item, 0)
     return Slot(rows, columns, item, width // item, width, _SWIZZLE[width])

@@ -15,6 +15,7 @@ from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, both, minus, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, MapRef, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
+from emmy.ir.atoms import ATOMS
 from emmy.ir.gpu import GROUP, WARP
 from emmy.ir.plan import BLOCK_LEVELS
 
@@ -201,11 +202,20 @@ class Rings:
         if spec.blocks > 1:  # a lane for each block's barrier, which has the same place
             there = Do("emmy_mbar_arrive_cluster", (bar, self.w.lane()))
             once = If(below(self.w.lane(), Int(spec.blocks)), (there,))
-        if ahead < 0:  # of a deferred work: the copy engine is not overtaken by what read through the same proxy
+        if ahead < 0 and not self._loaded(
+            spec.values
+        ):  # of a deferred work: what it read went through the engine's proxy
             return only(self._was(ring), (once,))
         # One lane for a warp, when all its lanes have read, and what they read is in their registers: without the fence the
         # copy engine overtakes reads that are still on their way (measured on an H200: wrong sums in one launch of two).
-        return Do("emmy_fence_async"), _MEET, once
+        released = Do("emmy_fence_async"), _MEET, once
+        return only(self._was(ring), released) if ahead < 0 else released
+
+    def _loaded(self, values: tuple[str, ...]) -> bool:
+        """Whether lanes load one of these to registers for a deferred work."""
+        works, p = self.w.launch.tile.works, self.w.plan.program
+        kinds = [(p.stage(k.stage).reads[0], ATOMS[a.name]) for k in works for a in k.atoms]
+        return any(kind.loaded and first in values for first, kind in kinds)
 
     def _was(self, ring: Ring) -> Whole:
         """Whether the ring's loop has had the fill before the present one."""

@@ -30,7 +30,7 @@ from emmy.ir.gpu import (
     AGENTS,
     GROUP,
     WARP,
-    brought,
+    block_shape,
     by_groups,
     cluster_size,
     contracted_axes,
@@ -345,13 +345,7 @@ class Walk:
         v = self.plan.program.value(c.value)
         if len(v.axes) != 2:
             raise self.cannot(f"{c.value} has {len(v.axes)} axes, a GPU stages blocks of 2")
-        around = self.nest[: c.at + 1]
-        rows, columns = (self.plan.extent(around, a) for a in v.axes)
-        share = min(columns, self.plan.extent(self.nest, v.axes[1]))
-        # One of a power of two may end inside a panel, but a descriptor begins where a panel does.
-        together = columns if share & (share - 1) == 0 and not by_groups(self.nest) else share
-        if c.transport == "tma" and (wide := brought(self.plan, self.launch.tile, c)) > columns:
-            columns = together = wide
+        rows, columns, together = block_shape(self.plan, self.launch.tile, c)
         return slot(rows, columns, size_bytes(v.dtype), together, c.layout)
 
     def allocate(self, n_bytes: int, align: int = 16) -> int:

@@ -20,7 +20,7 @@ from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
 from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
-from emmy.codegen.cuda_wgmma import Wgmma
+from emmy.codegen.cuda_wgmma import LoadedWgmma, Wgmma
 from emmy.codegen.kernel import (
     Int,
     IntVar,
@@ -95,7 +95,14 @@ from emmy.ir.plan import Role
 from emmy.ir.program import Stage
 from emmy.ir.target import Target
 
-KINDS: dict[str, type[Contraction]] = {"mma": Mma, "hybrid": Hybrid, "f16": F16Sums, "simt": Simt, "wgmma": Wgmma}
+KINDS: dict[str, type[Contraction]] = {
+    "mma": Mma,
+    "hybrid": Hybrid,
+    "f16": F16Sums,
+    "simt": Simt,
+    "wgmma": Wgmma,
+    "wgmma_rs": LoadedWgmma,
+}
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
 _COMPUTING = 1  # the named barrier of the threads that compute; 0 is that of all

@@ -76,7 +76,11 @@ def _tensor_map(m: Map, memory: Storage, syms: Mapping[str, int]) -> TensorMap:
     """The map as a launcher makes it."""
     rows, columns = evaluated(m.rows, syms), evaluated(m.columns, syms)
     swizzle = 16 << m.swizzle if m.swizzle else 0
-    return TensorMap(memory, (m.box_columns, m.box_rows), swizzle, (columns, rows), (columns * memory.itemsize,))
+    wide, row = m.box_columns, columns * memory.itemsize
+    if not m.panels:
+        return TensorMap(memory, (wide, m.box_rows), swizzle, (columns, rows), (row,))
+    shape, strides = (wide, rows, columns // wide), (row, wide * memory.itemsize)
+    return TensorMap(memory, (wide, m.box_rows, m.panels), swizzle, shape, strides)
 
 
 def _is_constant(program: Program, buffer: str) -> bool:

@@ -229,7 +229,9 @@ class _Agent(Works):
                 self.compute(x)
                 self.flying.setdefault(x, []).append(self.held(x))
                 yield False  # still at work on what it read
-                if not self.deferred(x):
+                if self.deferred(x):
+                    self.settle_loaded(x)
+                else:
                     self.settle(x, 0)
             case Settle(x, n):
                 yield False
@@ -503,12 +505,23 @@ class _Agent(Works):
         channel = self.cta.outline.launch.tile.channel
         return {v: self.position[v] for v in self.stage(name).reads if channel(v)}
 
+    def settle_loaded(self, name: str) -> None:
+        """What lanes load to registers has been read, unlike the rest: it must be there now, and may be refilled then."""
+        atoms = self.cta.outline.launch.tile.work(name).atoms
+        if any(a.stage == name and ATOMS[a.name].loaded for a in atoms):
+            first = self.stage(name).reads[0]
+            self.unchanged(name, first, self.flying[name][-1].pop(first))
+
+    def unchanged(self, name: str, value: str, fill: int) -> None:
+        """A fill that a work reads must still be in its slot."""
+        slots = self.cta.slots[value]
+        now = slots[fill % len(slots)].fill
+        if now != fill:
+            raise Race(f"{value} is refilled (fill {now}) while {name} works on fill {fill}")
+
     def settle(self, name: str, pending: int) -> None:
         """All but the last `pending` works of the stage are done: what they read must still be there."""
         flying = self.flying.get(name, [])
         while len(flying) > pending:
             for value, fill in flying.pop(0).items():
-                slots = self.cta.slots[value]
-                now = slots[fill % len(slots)].fill
-                if now != fill:
-                    raise Race(f"{value} is refilled (fill {now}) while {name} works on fill {fill}")
+                self.unchanged(name, value, fill)

@@ -10,6 +10,7 @@ The launcher reads it (`emmy/runtime/cuda.cpp`). The lines, in this order, words
     cluster 2                               so many neighbouring blocks form a cluster; without the line, none do
     early                                   it may begin before the launch before it has ended
     map A f16 128 64 3 : 3840 : $0          of a buffer: dtype, box rows, box columns, swizzle : columns : rows
+    map B f16 64 64 3 4 : 3840 : $0         the same in boxes of 4 panels of 64 columns: a third dimension
     pass A                                  the address of a buffer
     size m                                  a symbol's size, 32-bit
     cubin 20480                             as many bytes follow
@@ -45,7 +46,7 @@ def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
         dtypes = {b.name: b.dtype for b in k.buffers}
         for m in k.maps:
             columns, rows = _postfix(m.columns, syms), _postfix(m.rows, syms)
-            box = f"{m.box_rows} {m.box_columns} {m.swizzle}"
+            box = f"{m.box_rows} {m.box_columns} {m.swizzle}" + (f" {m.panels}" if m.panels else "")
             lines.append(f"map {m.value} {dtypes.get(m.value) or _dtype(plan, m.value)} {box} : {columns} : {rows}")
         lines += [f"pass {b.name}" for b in k.buffers]
         lines += [f"size {plan.program.syms[syms[name]].name}" for name in k.syms]

@@ -135,6 +135,7 @@ class TensorMap:
     """A parameter that tells the copy engine a matrix: rows of `value`, boxes of rows x columns, zeros outside.
 
     swizzle: how many bits of the row are XORed into the 16-byte chunk's number (0 none, 1 to 3: 32, 64, 128 bytes).
+    panels:  0, or a box is so many of them, each box_columns of all its rows: a third dimension, by whole panels of the matrix.
     """
 
     name: str
@@ -144,6 +145,7 @@ class TensorMap:
     box_rows: int
     box_columns: int
     swizzle: int
+    panels: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ Rules, each from the facts of a channel:
   Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
 - works side by side (`emmy.ir.beside`) count as one: what they read shares barriers, and they meet once to exchange sums.
 - works that are deferred (their atom reads on while the next is issued): one stays under way, so an iteration gives back
-  the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for.
+  the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for. What lanes
+  load to registers before, of a ring of ldg or cp_async, is read when they have issued: its ring turns as without deferring.
 - agents of a role that fold shares of one element meet between giving their sums and taking them; where a block does so several
   times, in a loop or for several tiles, they meet before too, so that all have taken the last.
 - sums of swapped factors pass through shared memory: the agents of the role that made them meet as those do that fold shares.
@@ -234,7 +235,8 @@ class Sync:
     # ------------------------------------------------------------ deferred works
     def top_of_iteration_deferred(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
         """What happens before deferred works are issued; a producer of their operands has nothing to change."""
-        return self._full(channels)
+        grouped = [c for c in channels if c.self_fed and c.transport in GROUPED]
+        return (*_grouped_top(grouped), *self._full(channels))
 
     def bottom_of_iteration_deferred(self, channels: tuple[Channel, ...], works: tuple[str, ...]) -> tuple[Step, ...]:
         """What follows deferred works that were just issued: those of the iteration before are done."""

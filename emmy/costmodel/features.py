@@ -247,7 +247,8 @@ def _sliver_share(v: _View, operand: Operand, cache_bytes: float) -> float:
 
 def _atom(v: _View) -> Mapping[str, float]:
     atom, kinds = v.atom, ("fma", "dot", "mma", "hybrid", "f16", "simt", "wgmma", "direct")
-    flags = {f"is_{kind}": float(atom is not None and atom.name == kind) for kind in kinds}
+    kind_of = atom.name.removesuffix("_rs") if atom else ""  # a model sees what is read from where in the traffic
+    flags = {f"is_{kind}": float(kind_of == kind) for kind in kinds}
     flags["is_swapped"] = float(v.swapped)
     if atom is None:
         rest = (

@@ -28,6 +28,7 @@ from emmy.costmodel.counting import (
     waves,
 )
 from emmy.costmodel.dealt import exchange, items, leaving, stored_value
+from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import (
@@ -147,7 +148,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
             fills += _fill(w.rings[c.value].layout, granule).times(times)
         if c.value in seconds:
             widest = granule
-    agents = max(1, tile_warps(plan, tile) // (GROUP if atom.name == "wgmma" else 1))
+    agents = max(1, tile_warps(plan, tile) // (GROUP if ATOMS[atom.name].unit == "warpgroup" else 1))
     read, passed = reads.times(blocks * turns * agents), 0.0
     swap = exchange(plan, launch, atom, m, n)
     if swap:
@@ -279,6 +280,11 @@ def _reads(atom: Atom, a: tuple[Ring, ...], b: tuple[Ring, ...], k: str, mt: int
         item = a[0].layout.item
         whole = max(len(a), len(b)) * mt * nt * (atom.m + atom.n) * k_size * item / WAVE_BYTES
         return Count(whole, whole)
+    if atom.name == "wgmma_rs":  # each warp loads its 16 rows, for all instructions along n
+        rest = max(len(a), len(b)) * mt * nt * atom.n * k_size * a[0].layout.item / WAVE_BYTES
+        for ring in a:
+            total += _matrices(ring.layout).times(GROUP * mt * (k_size // _MMA_K))
+        return total + Count(rest, rest)
     if atom.name == "simt":
         for rings, atoms, step, across, lane in ((a, mt, atom.m, 4, LANES // 8), (b, nt, atom.n, 8, LANES % 8)):
             each = step // across

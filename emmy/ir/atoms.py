@@ -26,6 +26,7 @@ class AtomKind:
     unit:        a GPU's agents that execute it together, so the level at which work is divided among them
     deferred:    whether it still reads its operands when the next instruction begins
     direct:      whether lanes read its operands from memory themselves: none of them is staged
+    loaded:      whether lanes load its first operand from a slot to registers before it begins; deferred, it reads the other
     """
 
     name: str
@@ -41,6 +42,7 @@ class AtomKind:
     unit: Literal["warp", "warpgroup"] = "warp"
     deferred: bool = False
     direct: bool = False
+    loaded: bool = False
 
     def domains(self, target: Target) -> Mapping[str, tuple[int, ...]]:
         """Values of m, n, k, width worth trying on the target."""
@@ -112,6 +114,20 @@ ATOMS: dict[str, AtomKind] = {
             _HALVES,
             unit="warpgroup",
             deferred=True,
+        ),
+        # the same with A in registers, whence it comes by ldmatrix: so any transport may bring A, rows of any length too
+        AtomKind(
+            "wgmma_rs",
+            "wgmma",
+            True,
+            None,
+            (64,),
+            tuple(range(8, 257, 8)),
+            (16,),
+            _HALVES,
+            unit="warpgroup",
+            deferred=True,
+            loaded=True,
         ),
     )
 }

@@ -22,8 +22,13 @@ GROUP = 4  # warps of a warpgroup (PTX ISA: wgmma.mma_async)
 _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
 AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
 SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
+BOX_ROWS = 256  # of a box of the copy engine, at most (CUDA driver API: cuTensorMapEncodeTiled)
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
 _PERIOD = 8  # rows after which a swizzle repeats
+_LOADING = (
+    12  # registers without which ptxas 13.0 serialises what reads operands from registers (C7512; 12 tiles tried)
+)
+_SETS = 4  # of registers for an operand that lanes load for a deferred atom
 SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
@@ -155,6 +160,25 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
+def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
+    """(rows, columns, columns that stay together) of what a channel of a value with two axes brings: a panel crosses no border of these."""
+    v, nest = plan.program.value(c.value), tile.nest
+    rows, columns = (plan.extent(nest[: c.at + 1], a) for a in v.axes)
+    share = min(columns, plan.extent(nest, v.axes[1]))
+    # One of a power of two may end inside a panel, but a descriptor begins where a panel does.
+    together = columns if share & (share - 1) == 0 and not by_groups(nest) else share
+    if c.transport == "tma" and (wide := brought(plan, tile, c)) > columns:
+        columns = together = wide
+    return rows, columns, together
+
+
+def swizzled_bytes(rows: int, columns: int, item: int, together: int) -> int:
+    """Bytes of a panel's rows in a swizzled block, at most those of the longest swizzle; 0 where no such panels make it."""
+    widths = (SWIZZLE_BYTES >> i for i in range(4))
+    fits = (w for w in widths if columns * item % w == 0 and together * item % w == 0 and rows % _PERIOD == 0)
+    return next(fits, 0)
+
+
 def brought(plan: Plan, tile: Tile, c: Channel) -> int:
     """Columns of a block that the copy engine brings: up to an eighth beyond it, where that makes whole rows of a swizzle.
 
@@ -206,6 +230,8 @@ def atom_registers(atom: str, m: int, n: int, k: int, of: tuple[int, int] = (1, 
     sums = m * n // WARP * max(of)
     if atom == "wgmma":
         return sums // GROUP  # operands are read from shared memory
+    if atom == "wgmma_rs":
+        return sums // GROUP + left * loaded_sets(k) * m // 16 + _LOADING
     if atom == "simt":
         return sums + 4 * (left * m // 4 + right * n // 8)  # atom.k operands of each row and column a lane has
     if atom == "direct":
@@ -214,6 +240,15 @@ def atom_registers(atom: str, m: int, n: int, k: int, of: tuple[int, int] = (1, 
     held = sets * (left * (m // 16) * 4 + right * (n // 8) * 2)
     halves = {"hybrid": sums // 2, "f16": sums // 2}.get(atom, 0)
     return sums + halves + held
+
+
+def loaded_sets(k: int) -> int:
+    """Sets of registers for A of a deferred atom that folds k elements by 16: one is loaded while the others are multiplied.
+
+    They divide the steps of a fill: so each has its turn as many steps after the last across fills too.
+    """
+    steps = k // 16
+    return next(n for n in range(_SETS, 0, -1) if steps % n == 0)
 
 
 def threads(plan: Plan, launch: Launch) -> int:

@@ -170,7 +170,7 @@ struct Parameter {
   int32_t of;  // buffer or symbol
   // of a tensor map
   int data_type = 0, swizzle = 0;
-  uint32_t box[2] = {0, 0};  // columns, rows
+  uint32_t box[3] = {0, 0, 0};  // columns, rows, panels (0: no such dimension)
   int64_t item_bytes = 0;
   Whole columns, rows;
   // what the kernel is given
@@ -345,7 +345,9 @@ class Cuda final : public Backend {
     }
     if (p.of < 0) return false;
     if (p.kind == Parameter::kMap) {
-      if (!(line >> dtype >> p.box[1] >> p.box[0] >> p.swizzle >> colon) || colon != ":") return false;
+      if (!(line >> dtype >> p.box[1] >> p.box[0] >> p.swizzle >> std::ws)) return false;
+      if (line.peek() != ':' && (!(line >> p.box[2]) || !p.box[2] || !p.box[0])) return false;
+      if (!(line >> colon) || colon != ":") return false;
       if (!p.columns.read(line, syms_.size()) || !p.rows.read(line, syms_.size())) return false;
       p.data_type = data_type(dtype);
       p.item_bytes = buffers_[p.of].item_bytes;
@@ -439,11 +441,13 @@ class Cuda final : public Backend {
   }
 
   int32_t encode(Parameter &p, const int64_t *syms) {
-    const uint64_t size[2] = {static_cast<uint64_t>(p.columns.of(syms)), static_cast<uint64_t>(p.rows.of(syms))};
-    const uint64_t row_bytes = size[0] * static_cast<uint64_t>(p.item_bytes);
-    const uint32_t every[2] = {1, 1};
-    CuResult r = driver_->cuTensorMapEncodeTiled(&p.map, p.data_type, 2, reinterpret_cast<void *>(p.address), size,
-                                                 &row_bytes, p.box, every, 0, p.swizzle, kPromoteL2To256, 0);
+    const uint64_t columns = static_cast<uint64_t>(p.columns.of(syms)), rows = static_cast<uint64_t>(p.rows.of(syms));
+    const uint64_t item = static_cast<uint64_t>(p.item_bytes), wide = p.box[2] ? p.box[0] : columns;
+    const uint64_t size[3] = {wide, rows, p.box[2] ? columns / wide : 1}, strides[2] = {columns * item, wide * item};
+    const uint32_t every[3] = {1, 1, 1};
+    CuResult r = driver_->cuTensorMapEncodeTiled(&p.map, p.data_type, p.box[2] ? 3 : 2,
+                                                 reinterpret_cast<void *>(p.address), size, strides, p.box, every, 0,
+                                                 p.swizzle, kPromoteL2To256, 0);
     return r ? failed(r, "describing " + buffers_[p.of].name + " to the copy engine") : EMMY_OK;
   }
 

@@ -127,6 +127,18 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/stage(A,tma,2) k0/stage(G,tma,2) k0/stage(U,tma,2) k0.gate/atom(mma,16,8,16) k0.gate/pipeline() k0/store(Y,tma)",
     ),
     (
+        parse_op("matmul:m(1..100)x64x36:bf16:bias").program(),  # rows of A that the copy engine does not bring
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/split(n,warpgroup,32) "
+        "k0/stage(A,cp_async,3) k0/stage(B,tma,2) k0.C/atom(wgmma_rs,64,32,16)",
+    ),
+    (
+        parse_op("matmul:40x32x192:f16:nk").program(),
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,16) k0/split(k,serial,96) k0/split(m,warpgroup,64) k0/split(n,warpgroup,16) "
+        "k0/stage(A,tma,2,panels) k0/stage(B,tma,2,panels) k0/specialize(1,0,0) k0.C/atom(wgmma_rs,64,16,16)",
+    ),
+    (
         parse_op("matmul:64x32x48:f16:nk").program(),
         "rtx4090",
         "k0/split(m,grid,32) k0/split(k,serial,16) k0/stage(A,cp_async,3) k0/stage(B,ldg,1) k0/split(m,warp,16) "

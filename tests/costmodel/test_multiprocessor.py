@@ -159,6 +159,11 @@ PAIRS = {
         PAIR.format(by="tma", atom="wgmma,64,64,16").replace(TILE, "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) "
         "k0/split(m,warpgroup,64)"),
     ),
+    "warpgroups with A in registers": (
+        "bf16", "h200",
+        PAIR.format(by="tma", atom="wgmma_rs,64,64,16").replace(TILE, "k0/split(m,grid,64) k0/split(n,grid,64) "
+        "k0/split(k,serial,64) k0/split(m,warpgroup,64)"),
+    ),
     "swapped": (
         "f16:nk", "h200",
         "k0/swap(gate) " + PAIR.format(by="tma", atom="wgmma,64,32,16").replace(TILE, "k0/split(m,grid,32) k0/split(n,grid,64) "
@@ -194,6 +199,22 @@ def test_few_rows_of_both_weights_move_what_their_text_does(nk: str, share: str)
     assert moved.reads.taken == counted.smem_load_waves and moved.fills.taken == counted.smem_store_waves
     assert moved.stores.taken == counted.global_store_sectors and moved.asked_bytes == counted.global_load_bytes
     assert moved.exchanged_bytes == counted.dsmem_bytes
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b"),
+    [("128x128x256:f16:nk", "tma,2,panels", "tma,2,panels"), ("128x128x260:f16", "cp_async,2", "tma,2")],
+)
+def test_lanes_load_the_operand_that_a_warpgroup_has_in_registers_once_for_all_its_columns(
+    op: str, a: str, b: str
+) -> None:
+    schedule = (
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,128) k0/split(m,warpgroup,64) "
+        f"k0/split(n,warpgroup,64) k0/stage(A,{a}) k0/stage(B,{b}) k0.C/atom(wgmma_rs,64,32,16)"
+    )
+    moved, counted = _both(f"matmul:{op}", schedule, "h200")
+    assert moved.reads.taken == counted.smem_load_waves + counted.wgmma_bytes / WAVE_BYTES and moved.reads.conflict == 1
+    assert moved.asked_bytes == counted.tma_load_bytes or "cp_async" in a
 
 
 SHARED_K = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,cluster,{}) k0/split(k,serial,32) "

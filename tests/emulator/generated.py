@@ -25,6 +25,11 @@ _WARPS = "k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(mma,16,8,16)"
 # after those before. Of "shares", two tiles of five steps are made by four blocks, twice: the first by two, the second by three.
 GENERATED: dict[str, tuple[str, str]] = {
     "wgmma": ("matmul:64x128x192:f16", f"k0/split(m,grid,64) k0/split(n,grid,128) {_RING} k0.C/atom(wgmma,64,128,16)"),
+    "loaded": (  # twice as many steps of k as sets of registers
+        "matmul:64x256x288:f16",
+        "k0/split(m,grid,64) k0/split(n,grid,128) k0/split(k,serial,96) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2,panels) k0/specialize(1,0,0) k0.C/atom(wgmma_rs,64,128,16)",
+    ),
     "roles": ("matmul:384x32x192:f16:nk", _WALK),
     "turns": (
         "matmul:448x32x192:f16:nk",

@@ -77,6 +77,40 @@ with LoadedPlan({str(tmp_path / "plan")!r}, "cuda") as plan:
     ]
 
 
+def test_a_box_of_several_panels_is_described_in_three_dimensions(tmp_path: Path) -> None:
+    lines = "sym m 1 500\nargument A 2 256 $0 *\nkernel k0 32 0 1\nmap A f16 64 32 2 3 : 256 : $0\nmap A f16 64 64 3 : 256 : $0\n"
+    (tmp_path / "plan").write_bytes(fake.plan("k0 nothing 0 0 0 1\n", lines))
+    fake.run(
+        LOADING + f'LoadedPlan({str(tmp_path / "plan")!r}, "cuda").run([0x1000], [300])',
+        tmp_path,
+        FAKE_CUDA_LOG=str(tmp_path / "log"),
+    )
+    maps = [line for line in log(tmp_path) if line.startswith(("map", "panels"))]
+    end = "interleave 0 swizzle {} promotion 3 fill 0 aligned 1"
+    assert maps == [
+        f"map type 6 rank 3 dims 32 300 stride 512 box 32 64 every 1 1 {end.format(2)}",
+        "panels dim 8 stride 64 box 3 every 1",
+        f"map type 6 rank 2 dims 256 300 stride 512 box 64 64 every 1 1 {end.format(3)}",
+    ]
+
+
+@pytest.mark.parametrize("box", ["64 32 2 0", "64 0 2 3", "64 32 2 -", "64 32"])
+def test_a_map_without_a_box_is_refused(box: str, tmp_path: Path) -> None:
+    lines = f"argument A 2 256\nkernel k0 32 0 1\nmap A f16 {box} : 16 : 16\n"
+    (tmp_path / "plan").write_bytes(fake.plan("k0 nothing 0 0 0 1\n", lines))
+    out = fake.run(
+        LOADING
+        + f"""
+try:
+    LoadedPlan({str(tmp_path / "plan")!r}, "cuda")
+except LaunchError as e:
+    print(e)
+""",
+        tmp_path,
+    )
+    assert "line 4 cannot be read" in out
+
+
 def test_a_launch_asks_for_its_cluster_and_to_begin_early(tmp_path: Path) -> None:
     lines = "kernel k0 32 0 4\ncluster 2\nearly\nkernel k1 32 0 1\nearly\nkernel k2 32 0 8\ncluster 8\n"
     (tmp_path / "plan").write_bytes(fake.plan("".join(f"k{i} nothing 0 0 0 1\n" for i in range(3)), lines))

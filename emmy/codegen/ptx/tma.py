@@ -85,7 +85,7 @@ def _wait(read: bool) -> Helper:
 
 HELPERS: tuple[Helper, ...] = (
     *(_load(rank, variant) for rank in (2, 3, 4) for variant in ("", "multicast", "hint")),
-    _load(2, "multicast_hint"),
+    *(_load(rank, "multicast_hint") for rank in (2, 3)),
     *(_store(rank) for rank in (2, 3, 4)),
     _policy("evict_first"),
     _policy("evict_last"),

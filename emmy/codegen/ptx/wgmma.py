@@ -119,6 +119,13 @@ HELPERS: tuple[Helper, ...] = (
         asm("", '"+r"(x)', memory=True),
         "(void)x;",
     ),
+    Helper(
+        "pin_b32x4",
+        "void pin_b32x4(u32* x)",
+        f"{_SECTION}: wgmma.mma_async: registers of A are not to be written before their group is waited for",
+        asm("", registers("+r", "x", 4), memory=True),
+        "(void)x;",
+    ),
     *(_descriptor(major, swizzle) for major in ("k", "mn") for swizzle in (0, 32, 64, 128)),
     # The upper word is a constant, so that a step costs one addition in a uniform register.
     Helper(

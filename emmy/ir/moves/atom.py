@@ -10,8 +10,20 @@ from typing import ClassVar
 
 from emmy.ir.atoms import ATOMS, AtomKind
 from emmy.ir.beside import beside, operands
+from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import by_groups, in_turn, registers_allowed, registers_at_launch, sharers, thread_registers, threads
+from emmy.ir.gpu import (
+    TRANSFER_BYTES,
+    block_shape,
+    by_groups,
+    in_turn,
+    registers_allowed,
+    registers_at_launch,
+    sharers,
+    swizzled_bytes,
+    thread_registers,
+    threads,
+)
 from emmy.ir.moves.base import (
     OPEN,
     Domains,
@@ -83,7 +95,7 @@ class BindAtom(Move):
                 kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
                 kinds = (x for x in kinds if target.is_cpu or (x.unit == unit and _pays(x, target)))
                 found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
-                if found.keys() & {"mma", "wgmma"}:
+                if found.keys() & {"mma", "wgmma", "wgmma_rs"}:
                     found.pop("simt", None)  # a matrix instruction does the same many times faster
                 yield from found.values()
 
@@ -149,6 +161,10 @@ class BindAtom(Move):
                 return f"direct reads one value by rows, {', '.join(x.out for x in stages)} read {', '.join(rows)}"
             refused = (refuse_direct(plan, la, x, mnk_axes(x), self.n) for x in stages)
             return next((r for r in refused if r), None)
+        if kind.unit == "warpgroup":
+            for x in self._stages(plan, la, s, target):
+                if reason := _refuse_slots(plan, la, x, kind):
+                    return reason
         if sharers(plan, la.tile.nest, s) > 1:
             return f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
         return None
@@ -169,7 +185,7 @@ class BindAtom(Move):
         if target.is_cpu or self.inner:
             return None
         if kind.unit == "warpgroup":
-            one, at_launch = n // 2 + _AROUND, registers_at_launch(plan, la, target)
+            one, at_launch = n // 2 + _AROUND + 4 * kind.loaded, registers_at_launch(plan, la, target)
             if one > at_launch:
                 return f"{self.atom} of {n} columns takes {one} registers, {threads(plan, la)} threads begin with {at_launch}"
         return refuse_registers(plan, target, la, w, Atom(s.out, self.atom, m, n, k))
@@ -223,6 +239,22 @@ def _pays(kind: AtomKind, target: Target) -> bool:
 def _unit(la: Launch) -> str:
     """Who executes atoms of a GPU's launch: its warps, or its warpgroups when they divide the work or take tiles in turn."""
     return "warpgroup" if in_turn(la.tile) or by_groups(la.tile.nest) else "warp"
+
+
+def _refuse_slots(plan: Plan, la: Launch, s: Stage, kind: AtomKind) -> str | None:
+    """Why a warpgroup's instruction cannot read an operand as its transport leaves it: it asks for swizzled rows."""
+    read = [f.value for f in factors(s.body) if isinstance(f, Read)]
+    for v in read[1:] if kind.loaded else read:
+        c = la.tile.channel(v)
+        if c is not None and c.transport != "tma":
+            return f"{kind.name} reads {v} as tma leaves it, here {c.transport} brings it"
+        value = plan.program.value(v)
+        if c is None or len(value.axes) != 2:
+            continue
+        rows, columns, together = block_shape(plan, la.tile, c)
+        if swizzled_bytes(rows, columns, size_bytes(value.dtype), together) <= TRANSFER_BYTES:
+            return f"{kind.name} reads {v} in swizzled rows of 32 bytes or more, of which blocks of {rows} x {together} are not made"
+    return None
 
 
 def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom) -> str | None:

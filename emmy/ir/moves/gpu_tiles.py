@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from emmy.ir.dtype import size_bytes
+from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, sides, trips, warps
 from emmy.ir.moves import direct_tiles
 from emmy.ir.plan import Launch, Plan
@@ -77,7 +78,7 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     if s is None or _shared_out(plan, la, s) or any(x.level not in ("grid", "serial") for x in t.nest):
         return False
     rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
-    if swapped(s) or not for_warpgroups(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
+    if swapped(s) or not _by_engine(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
         return False
     tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
     rows, columns = (plan.extent(t.nest, a) for a in s.axes[-2:])
@@ -145,7 +146,7 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
         found = _in_time(plan, la, (m, n, k), target, item * of[0], item * of[1], atom == "mma")
-        if not grouped or not _alone(la, k) or not target.can("cluster"):
+        if not grouped or not _alone(la, k) or not target.can("cluster") or not _by_engine(plan, s, target):
             return found
         rows, tiles = upper(plan.program.dim(m)), upper(plan.program.dim(m)) * upper(plan.program.dim(n)) // _ELEMENTS
         if rows >= _MANY_ROWS and tiles >= _MANY_TILES * target.n_sms:
@@ -225,21 +226,31 @@ def _evenly(plan: Plan, la: Launch, s: Stage) -> bool:
 
 
 def for_warpgroups(plan: Plan, s: Stage, target: Target) -> bool:
-    """Whether warpgroups can make a contraction: of 16-bit inputs that the copy engine brings."""
+    """Whether warpgroups can make a contraction: of 16-bit inputs, of which the copy engine brings the second."""
     values = [plan.program.value(v) for v in s.reads]
     halves = all(size_bytes(v.dtype) == 2 and plan.program.is_input(v.name) for v in values)
-    return halves and target.can("wgmma") and _engine(plan, s)
+    return halves and target.can("wgmma") and all(engine_brings(plan, f.value) for f in _second(s))
+
+
+def _second(s: Stage) -> list[Read]:
+    """The second factor of a contraction, which a warpgroup's instruction always reads from shared memory itself."""
+    return [f for f in factors(s.body)[1:] if isinstance(f, Read)]
+
+
+def _by_engine(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether warpgroups can make a contraction both of whose operands the copy engine brings."""
+    return for_warpgroups(plan, s, target) and all(engine_brings(plan, v) for v in s.reads)
 
 
 def swap_suits(plan: Plan, s: Stage, target: Target) -> bool:
     """Whether swapped factors are worth trying: so few rows that an instruction's would be wasted."""
-    return len(s.axes) == 2 and upper(plan.program.dim(s.axes[0])) <= _FEW[-1] and for_warpgroups(plan, s, target)
+    return len(s.axes) == 2 and upper(plan.program.dim(s.axes[0])) <= _FEW[-1] and _by_engine(plan, s, target)
 
 
 def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
     """Loops of a tile whose columns are the rows of warpgroups' instructions."""
     few, many, k = s.axes[-2], s.axes[-1], s.folded[-1]
-    if not for_warpgroups(plan, s, target):
+    if not _by_engine(plan, s, target):
         return ()
     if not _has(la, few, "grid"):
         left = upper(plan.program.dim(few))
@@ -314,10 +325,10 @@ def _has(la: Launch, axis: str, level: str) -> bool:
     return any(x.axis == axis and x.level == level for x in la.tile.nest)
 
 
-def _engine(plan: Plan, s: Stage) -> bool:
-    """Whether the copy engine can bring a contraction's operands."""
-    values = (plan.program.value(v) for v in s.reads)
-    return all(size_bytes(v.dtype) * multiple(plan.program.dim(v.axes[-1])) % TRANSFER_BYTES == 0 for v in values)
+def engine_brings(plan: Plan, value: str) -> bool:
+    """Whether the copy engine can bring a value: rows of whole transfers."""
+    v = plan.program.value(value)
+    return size_bytes(v.dtype) * multiple(plan.program.dim(v.axes[-1])) % TRANSFER_BYTES == 0
 
 
 def _covering(plan: Plan, axis: str, sizes: tuple[int, ...], least: int = 0) -> tuple[int, ...]:

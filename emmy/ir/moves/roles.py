@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from emmy.ir.gpu import GROUP, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
+from emmy.ir.gpu import GROUP, block_shape, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, legal_sites, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import for_one
 from emmy.ir.moves.stage import contracted
@@ -191,6 +191,13 @@ class PingPong(Move):
         if any(x.level == "warpgroup" for x in t.nest):
             return f"{consumer.agents} warpgroups already share one tile"
         after = self.rewrite(plan, target).launch(self.launch).tile
+        wider = (
+            c.value
+            for c in t.channels
+            if c.layout == "panels" and block_shape(plan, after, c) != block_shape(plan, t, c)
+        )
+        if (value := next(wider, None)) is not None:
+            return f"consumers of whole tiles read more of {value} than its blocks have: those overlap, panels do not"
         rings = sum(ring_bytes(plan, after, c) for c in after.channels)  # an instruction reads whole rows of a swizzle
         if rings > target.tile_bytes:
             return f"the rings take {rings} bytes of the {target.tile_bytes} a block of {target.name} has"

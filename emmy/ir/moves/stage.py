@@ -8,19 +8,23 @@ from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import (
+    BOX_ROWS,
     SIDE,
     TRANSFER_BYTES,
+    block_shape,
     by_groups,
     cluster_size,
     contracted_axes,
     multiple,
+    receivers,
     ring_bytes,
     shared_bytes,
     sharing_blocks,
+    swizzled_bytes,
     transfer_bytes,
 )
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
-from emmy.ir.moves.gpu_tiles import for_one, loops_are_due
+from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
@@ -31,8 +35,12 @@ TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "cp_async": ("cp_async", "smem", "swizzle128"),
     "tma": ("tma", "smem", "swizzle128"),
 }
-LAYOUTS: dict[str, tuple[str, ...]] = {"pack": ("panel",), "smem": ("swizzle128", "pad", "row")}  # by the slots' space
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "pack": ("panel",),
+    "smem": ("swizzle128", "pad", "row", "panels"),
+}  # by the slots' space
 _DEPTHS = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 8, 10, 12))  # worth trying: else, of tma
+_PANELS = "panels"  # the layout that one instruction fills
 SELF = "all"  # the default role: every agent of the block
 
 
@@ -44,6 +52,9 @@ class Stage(Move):
     before:  serial k:60                          after:   serial k:60
                C[m,n] sum= A[m,k] * B[n,k]                   A.smem <- A[128,64]  cp_async depth 3
                                                              C[m,n] sum= ...
+
+    Of a block of several swizzled panels of 128 bytes or less, tma brings each by itself, or with layout `panels` all by one
+    instruction, for which the value is a row of such panels: rows must be made of whole ones, and a block has up to 256 rows.
 
     On a CPU `pack` copies the block once per refill into panels that the atom reads with unit stride, zero-padded at
     ragged edges; it needs no synchronisation. Refuses when the rings exceed the block's memory.
@@ -80,7 +91,11 @@ class Stage(Move):
 
     @classmethod
     def _gpu_sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        """Both operands by one transport in rings of one depth; ldg where rows are too odd for the others."""
+        """Both operands by one transport in rings of one depth; ldg where rows are too odd for the others.
+
+        Warpgroups' instructions read what the copy engine wrote without a fence between, and only it brings a block's fill to
+        its neighbours; where it cannot bring a value's rows, threads do, for lanes that load it.
+        """
         if loops_are_due(plan, target):
             return
         for la in plan.launches:
@@ -88,29 +103,42 @@ class Stage(Move):
             if not values or any(w.atoms for w in la.tile.works) or _shared(plan, la):
                 continue
             first = next(iter(la.tile.channels), None)
-            found = {}
-            # Warpgroups' instructions read what the copy engine wrote without a fence between, and only it brings a block's
-            # fill to its neighbours.
-            together = cluster_size(plan, la.tile.nest) > sharing_blocks(plan, la.tile)
-            groups = by_groups(la.tile.nest) or for_one(plan, la, target)
-            for transport in ("tma",) if together or groups else ("tma", "cp_async", "ldg"):
+            found: dict[str, tuple[int, ...]] = {}
+            at_once: tuple[int, ...] = ()
+            ways = _carriers(plan, la, values[0], target)
+            for transport in ways:
                 tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
                 depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
-                if depths and (first is None or first.transport == transport):
+                if transport == "tma":
+                    at_once = tuple(d for d in depths if cls._all_fit(plan, la, target, values, transport, d, _PANELS))
+                if depths and (first is None or first.transport not in ways or first.transport == transport):
                     found[transport] = depths
             if len(found) > 1:
                 found.pop("ldg", None)
             for transport, depths in found.items():
                 move = cls(la.name, None, values[0], transport, OPEN)
                 yield Site(move, (("depth", depths),), mandatory=True)
+            if at_once and "tma" in found:
+                yield Site(cls(la.name, None, values[0], "tma", OPEN, _PANELS), (("depth", at_once),), mandatory=True)
             if found:
                 return  # each launch needs them, and sorted they come in this order
 
     @classmethod
-    def _all_fit(cls, plan: Plan, la: Launch, target: Target, values: list[str], transport: str, depth: int) -> bool:
-        """Whether every value can be staged so, one after another."""
+    def _all_fit(
+        cls,
+        plan: Plan,
+        la: Launch,
+        target: Target,
+        values: list[str],
+        transport: str,
+        depth: int,
+        layout: str | None = None,
+    ) -> bool:
+        """Whether every value can be staged so, one after another, the first in the layout."""
         for v in values:
-            move = cls(la.name, None, v, transport, depth)
+            way = _carriers(plan, la, v, target)
+            move = cls(la.name, None, v, transport if transport in way else way[0], depth, layout)
+            layout = None
             if move.refuse(plan, target) is not None:
                 return False
             plan = move.rewrite(plan, target)
@@ -157,7 +185,8 @@ class Stage(Move):
                 return f"pack is not asynchronous: depth {self.depth} against 1"
             if self.depth > 2 and self.transport == "ldg":
                 return f"ldg keeps one block of {self.value} in registers: depth {self.depth} against 2"
-            return self._refuse_transfer(plan, la) or self._refuse_memory(plan, la, target)
+            reason = self._refuse_panels(plan, la) if self.layout == _PANELS else None
+            return reason or self._refuse_transfer(plan, la) or self._refuse_memory(plan, la, target)
         return self._refuse_transfer(plan, la)
 
     def _refuse_transfer(self, plan: Plan, la: Launch) -> str | None:
@@ -173,6 +202,26 @@ class Stage(Move):
             return f"rows of {self.value} have {row} bytes: tma needs a multiple of {TRANSFER_BYTES}"
         if self.transport == "tma" and self.layout == "pad":
             return "tma cannot leave the gaps of layout pad: swizzle128 or row"
+        return None
+
+    def _refuse_panels(self, plan: Plan, la: Launch) -> str | None:
+        """Why one instruction cannot bring a block of several panels."""
+        v, c = plan.program.value(self.value), self._channel(plan, la)
+        if c.transport != "tma" or len(v.axes) != 2:
+            return f"{self.value} has {len(v.axes)} axes and comes by {c.transport}: tma brings panels of a value of 2 at once"
+        rows, columns, together = block_shape(plan, la.tile, c)
+        row = swizzled_bytes(rows, columns, size_bytes(v.dtype), together)
+        panel = row // size_bytes(v.dtype)
+        if columns <= panel or row <= TRANSFER_BYTES:
+            return f"a block of {columns} columns of {self.value} has no panels to bring at once: swizzle128"
+        whole, own = multiple(plan.program.dim(v.axes[1])), plan.extent(la.tile.nest[: c.at + 1], v.axes[1])
+        if whole % panel or own % panel:
+            return f"{self.value} has blocks of {own} columns, of a multiple of {whole}: no whole panels of {panel}"
+        if rows > BOX_ROWS:
+            return f"{rows} rows of {self.value} against {BOX_ROWS}, which an instruction can bring"
+        blocks = receivers(plan, la.tile, c)
+        if columns // panel % blocks:
+            return f"{blocks} blocks cannot share {columns // panel} panels of {self.value} evenly"
         return None
 
     def _refuse_memory(self, plan: Plan, la: Launch, target: Target) -> str | None:
@@ -199,6 +248,15 @@ class Stage(Move):
         c = self._channel(plan, la)
         place = Placement(self.value, "pack" if self.transport == "pack" else "smem", c.layout)
         return put(plan, la, replace(la.tile, channels=(*la.tile.channels, c), placements=(*la.tile.placements, place)))
+
+
+def _carriers(plan: Plan, la: Launch, value: str, target: Target) -> tuple[str, ...]:
+    """Transports worth trying for a value of a launch."""
+    together = cluster_size(plan, la.tile.nest) > sharing_blocks(plan, la.tile)
+    groups = by_groups(la.tile.nest) or for_one(plan, la, target)
+    if not together and not groups:
+        return "tma", "cp_async", "ldg"
+    return ("tma",) if together or engine_brings(plan, value) else ("cp_async", "ldg")
 
 
 def _shared(plan: Plan, la: Launch) -> bool:

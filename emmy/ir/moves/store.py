@@ -13,7 +13,7 @@ from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.program import swapped
 from emmy.ir.target import Target
 
-_ATOMS = ("mma", "hybrid", "f16", "wgmma")  # those whose sums stmatrix can write
+_ATOMS = ("mma", "hybrid", "f16", "wgmma", "wgmma_rs")  # those whose sums stmatrix can write
 _BEGIN = 1024  # bytes at whose multiples the boxes may begin: there the widest swizzle repeats
 
 

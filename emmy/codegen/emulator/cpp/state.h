@@ -89,7 +89,7 @@ struct Flight {                                // a bulk copy on its way to one 
   u8 data[16]; u32 bytes;
 };
 struct Accumulators { std::vector<float*> of; std::vector<float> value; u32 in_flight = 0; };
-struct Mma { WgmmaShape shape; u64 a, b; std::vector<u32> a_registers; bool from_registers, accumulate; Accumulators* d; };
+struct Mma { WgmmaShape shape; u64 a, b; std::vector<u32> a_registers; std::vector<const u32*> a_of; bool from_registers, accumulate; Accumulators* d; };
 struct Warpgroup {
   std::vector<Mma> open; std::deque<std::vector<Mma>> committed;
   u32 n_committed = 0, n_complete = 0; u16 agent = 0;

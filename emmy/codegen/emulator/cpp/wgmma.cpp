@@ -91,6 +91,12 @@ static void multiply(Block& block, Mma& m) {
   }
 }
 
+// PTX ISA: wgmma.mma_async: accessing its registers before its group was waited for is undefined, those of A included.
+static void look_at_registers(const Mma& m) {
+  for (size_t l = 0; l < m.a_of.size(); ++l)
+    if (memcmp(m.a_of[l], &m.a_registers[4 * l], 16)) fail("registers", "wgmma: A's registers of thread %u of the warpgroup were changed before its group was waited for", u32(l));
+}
+
 static void give_back(Warpgroup& g, Accumulators* d) {
   if (--d->in_flight) return;
   const size_t n = d->value.size() / 128;
@@ -122,12 +128,14 @@ void wgmma_issue(const WgmmaShape& shape, float* d, u64 a, const u32* a_register
     Block& block = home(l);
     Warpgroup& g = group_of(l);
     float* d[128];
-    Mma m{first.shape, first.a, first.b, {}, first.registers != nullptr, first.accumulate, nullptr};
+    Mma m{first.shape, first.a, first.b, {}, {}, first.registers != nullptr, first.accumulate, nullptr};
     for (int i = 0; i < 128; ++i) {
       const Arg& x = l.arg<Arg>(i);
       if (x.a != first.a || x.b != first.b || x.accumulate != first.accumulate) fail("divergent", "wgmma: descriptors or scale-d differ inside the warpgroup");
       d[i] = x.d;
-      if (x.registers) m.a_registers.insert(m.a_registers.end(), x.registers, x.registers + 4);
+      if (!x.registers) continue;
+      m.a_registers.insert(m.a_registers.end(), x.registers, x.registers + 4);
+      m.a_of.push_back(x.registers);
     }
     if (m.from_registers && !g.fenced) fail("registers", "wgmma with A in registers, without a wgmma.fence");
     const Clock& clock = issue_clock(l, g);
@@ -172,7 +180,9 @@ void wgmma_wait(u32 pending, const Site& site) {
   warpgroup("wgmma.wait_group", site, &pending, [](Lanes& l) {
     Warpgroup& g = group_of(l);
     while (g.committed.size() > l.arg<u32>(0)) {
-      for (Mma& m : g.committed.front()) if (m.d) {
+      for (Mma& m : g.committed.front()) {
+        look_at_registers(m);
+        if (!m.d) continue;
         multiply(home(l), m);
         give_back(g, m.d);
       }
