@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar, Literal, get_args
 
@@ -73,6 +73,11 @@ class Matmul(Op):
             stages += (Stage("Y", ("m", "n"), body, (), self.dtype),)
         dims = (("m", self.m), ("n", self.n), ("k", self.k))
         return Program(dims, tuple(inputs), stages, (stages[-1].out,))
+
+    def within(self, symbol: str, lo: int, hi: int) -> Matmul:
+        if not isinstance(self.m, Sym) or symbol != self.m.name:
+            raise UsageError(f"{self.key}: no size is named {symbol} and open until run time")
+        return replace(self, m=self.m.within(lo, hi))
 
     def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
         program = self.program()
