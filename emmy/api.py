@@ -189,6 +189,7 @@ def _predicted(
         evidence = Predicted.stored(home, group.op, group.target)
         evidence.predicting = lambda op: predicting(replace(group.requests[0], op=op))
         settle(evidence, stop)
+        evidence.keep_table(home)
         return evidence.table()
 
     results: list[TuneResult] = []

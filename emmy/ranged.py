@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.evaluate import TOLERANCE
 from emmy.costmodel.recording import Keep
+from emmy.ir.dispatch import Range
 from emmy.ir.ops import Op
 from emmy.ir.program import Sym
 from emmy.ir.target import Target
@@ -26,13 +26,11 @@ from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
 from emmy.search.predict import Predicting
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
+from emmy.search.predictions import keep as keep_prediction
 from emmy.search.ranges import Challenge, Cost, Known, RangeWinner, Span, share, span_of, starting_ranges, symbol_of
 from emmy.search.session import Request
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import believed, is_raced, undisturbed
-
-if TYPE_CHECKING:
-    from emmy.ir.dispatch import Range
 
 _NO_FAULT = ("ok", "device_lost")  # of the schedule
 
@@ -74,10 +72,11 @@ class Group:
         for r in found:
             counts.update(r.counts)
         one = TuneResult(
-            op=self.op.key, target=self.target.name, best=top.row, finalists=(), default=None,
+            op=self.op.key, target=self.target.name, best=top.row, finalists=(), default=found[0].default,
             trials=sum(r.trials for r in found), counts=counts, elapsed_s=sum(r.elapsed_s for r in found), why=found[-1].why,
             run_id="", raced=top.row is not None and is_raced(top.row), resumed=sum(r.resumed for r in found),
-            predicted=top.predicted, rejected=tuple(x for r in found for x in r.rejected), ranges=table,
+            predicted=top.predicted, rejected=tuple(x for r in found for x in r.rejected),
+            ranges=table if len(table) > 1 else (),
         )  # fmt: skip
         return (one,)
 
@@ -107,6 +106,10 @@ class Evidence(ABC):
     def winner(self, r: Range) -> RangeWinner: ...
 
     @abstractmethod
+    def is_checked(self, r: Range) -> bool:
+        """Whether the range's schedule is known to be right in all of it, not only in parts."""
+
+    @abstractmethod
     def hold(self, race: Challenge, *, last: bool) -> None:
         """Makes each schedule of the race known in its range, be it as failed. `last`: it is to be the range's winner."""
 
@@ -123,7 +126,7 @@ def settle(evidence: Evidence, stop: Stop) -> None:
     while not stop.asked:
         known = evidence.known()
         races = [c for c in known.challenges() if c not in held]
-        last = [Challenge(r.lo, r.hi, (r.schedule,)) for r in known.ranges if not _is_direct(known, r)]
+        last = [Challenge(r.lo, r.hi, (r.schedule,)) for r in known.ranges if not evidence.is_checked(r)]
         todo = races or [c for c in last if c not in held]
         if not todo:
             return
@@ -131,11 +134,6 @@ def settle(evidence: Evidence, stop: Stop) -> None:
         for race in todo:
             if not stop.asked:
                 evidence.hold(race, last=not races)
-
-
-def _is_direct(known: Known, r: Range) -> bool:
-    """Whether the very range is known with its schedule, not only its parts."""
-    return r.schedule in known.costs.get((r.lo, r.hi), {})
 
 
 # ---------------------------------------------------------------- measured
@@ -178,6 +176,10 @@ class Measured(Evidence):
         }
         return Known(*self.span, costs, frozenset(failed | self._lost))
 
+    def is_checked(self, r: Range) -> bool:
+        rows = self.rows.get((r.lo, r.hi), ())
+        return any(x.schedule == r.schedule and x.time_us is not None for x in rows)
+
     def winner(self, r: Range) -> RangeWinner:
         """With the latest row of the range's schedule under its own op, else of a part that ends where it ends."""
         spans = sorted((s for s in self.rows if s[1] == r.hi), key=lambda s: (s != (r.lo, r.hi), s))
@@ -210,7 +212,7 @@ def _stock_us(rows: Sequence[Measurement]) -> float:
 def _costs(pool: Sequence[Measurement], stock_us: float) -> dict[str, Cost]:
     """Of each schedule its time, told through the ratio to the stock kernel where it was raced: that of another day counts."""
     by_schedule: dict[str, list[Cost]] = {}
-    for r in undisturbed(pool):
+    for r in undisturbed([r for r in pool if is_raced(r)] or pool):
         if is_raced(r):
             s = r.static
             ends = (s["speedup"], s["speedup_high"], s["speedup_low"])
@@ -235,7 +237,7 @@ class Predicted(Evidence):
 
     @classmethod
     def stored(cls, home: Path, op: Op, target: Target) -> Predicted:
-        """The picks of the op's ranges that still hold."""
+        """The picks of the op's ranges that still hold, the latest first."""
         picks: dict[Span, Prediction] = {}
         symbol = op.program().syms[0].name
         for key in predicted_ops(home, target):
@@ -250,11 +252,30 @@ class Predicted(Evidence):
             costs.setdefault(span, {}).setdefault(p.schedule, _cost(p.predicted_us))
         return Known(*self.span, costs, frozenset(self._failed))
 
-    def winner(self, r: Range) -> RangeWinner:
+    def is_checked(self, r: Range) -> bool:
         pick = self.picks.get((r.lo, r.hi))
-        own = pick if pick is not None and pick.schedule == r.schedule else None
-        same = (p for (_, hi), p in self.picks.items() if hi == r.hi and p.schedule == r.schedule)
-        return RangeWinner(self.symbol.name, r, self.part((r.lo, r.hi)).key, predicted=own or next(same, None))
+        return pick is not None and pick.schedule == r.schedule
+
+    def winner(self, r: Range) -> RangeWinner:
+        pick = self.picks[(r.lo, r.hi)] if self.is_checked(r) else None
+        return RangeWinner(self.symbol.name, r, self.part((r.lo, r.hi)).key, predicted=pick)
+
+    def keep_table(self, home: Path) -> None:
+        """Makes the picks of the table the latest ones stored: of predictions that overlap the later counts."""
+        for w in self.table():
+            if w.predicted is not None:
+                keep_prediction(home, w.predicted)
+
+    def stored_table(self) -> tuple[RangeWinner, ...]:
+        """The latest picks whose ranges do not overlap, ascending; () when they leave a gap."""
+        taken: list[Span] = []
+        for lo, hi in self.picks:
+            if all(hi < a or b < lo for a, b in taken):
+                taken.append((lo, hi))
+        taken.sort()
+        if sum(hi - lo + 1 for lo, hi in taken) < self.span[1] - self.span[0] + 1:
+            return ()
+        return tuple(self.winner(Range(*span, self.picks[span].schedule)) for span in taken)
 
     def hold(self, race: Challenge, *, last: bool) -> None:
         assert self.predicting is not None
@@ -279,4 +300,4 @@ def find_table(home: Path, op: Op, target: Target, threads: int) -> tuple[RangeW
     """The stored table of the op: measured, else predicted; () for an op without an open size, or without a table."""
     if symbol_of(op) is None:
         return ()
-    return Measured.stored(home, op, target, threads).table() or Predicted.stored(home, op, target).table()
+    return Measured.stored(home, op, target, threads).table() or Predicted.stored(home, op, target).stored_table()

@@ -143,7 +143,7 @@ def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[
     home = f" --home {args.home}" if args.home else ""
     how = ", ".join(f"{n} {status}" for status, n in r.counts.items()) if r.best else "predicted, not measured"
     about = f"{r.trials} trials in {r.elapsed_s:.0f} s"
-    screen.show(f"{r.op} on {r.target}: {len(r.ranges)} ranges ({how}; {about})")
+    screen.show(f"{r.op} on {r.target}: {counted(len(r.ranges), 'range')} ({how}; {about})")
     show_ranges(screen, r.ranges)
     screen.show(f"\n  table      {r.dispatch}\n  reproduce  emmy bench '{r.op}' {where}{home}\n")
     facts = {"op": r.op, "target": r.target, "dispatch": str(r.dispatch), "trials": r.trials, "seconds": r.elapsed_s}

@@ -88,8 +88,8 @@ def find_prediction(home: Path, op: Op, target: Target) -> Prediction | None:
 
 
 def predicted_ops(home: Path, target: Target) -> tuple[str, ...]:
-    """The ops that there are picks for on the target, whether they still hold or not."""
-    return tuple(dict.fromkeys(p.op for p in _all(home, target)))
+    """The ops that there are picks for on the target, the latest pick's first, whether they still hold or not."""
+    return tuple(dict.fromkeys(p.op for p in reversed(_all(home, target))))
 
 
 def has_stale_prediction(home: Path, op: Op, target: Target) -> bool:

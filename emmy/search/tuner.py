@@ -84,7 +84,7 @@ class Plan:
 class TuneResult:
     """The outcome for one op. Rows are under the final protocol when the race was held (`raced`).
 
-    Of an op tuned by ranges of its size, `ranges` is the table; `best` and `predicted` are those of its last range, and the
+    Of an op tuned by ranges of its size, `ranges` is the table; `best`, `default` and `predicted` are of the last one, and the
     counts are of the search in all of them.
 
     On a card that is not here nothing is measured: `best` is None, `predicted` the pick, and `rejected` says of schedules
