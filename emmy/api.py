@@ -25,29 +25,30 @@ from emmy.costmodel.train import Progress, TrainedModel, train
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
-from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
-from emmy.loading import load_plan, load_table
+from emmy.lookup import as_op, load, prediction, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
-from emmy.ranged import Group, Measured, Predicted, find_table, settle
+from emmy.ranged import Group, Measured, Predicted, settle
 from emmy.records import Candidate, Measurement
-from emmy.runtime.launcher import LoadedPlan
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.predict import Predicting, prior_model
-from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
+from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.ranges import RangeWinner
 from emmy.search.registry import check_strategy
-from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import Request, finished_before, load_model, open_run
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
-from emmy.winner import Winner, by_schedule, find_winner, measured_rows
+from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
+
+__all__ = [
+    "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
+    "prediction", "roof_us", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+]  # fmt: skip
 
 
 def expand(names: str | Sequence[str]) -> tuple[Op, ...]:
@@ -55,10 +56,6 @@ def expand(names: str | Sequence[str]) -> tuple[Op, ...]:
     listed = (names,) if isinstance(names, str) else names
     texts = (text for name in listed for text in (op_texts(name) if name.startswith("@") else (name,)))
     return tuple({op.key: op for op in map(parse_op, texts)}.values())
-
-
-def as_op(op: Op | str) -> Op:
-    return parse_op(op) if isinstance(op, str) else op
 
 
 def roof_us(op: Op | str, gpu: str, threads: int) -> float:
@@ -227,110 +224,7 @@ def device(target: Target, threads: int, *, wait: bool = False, measurer: Measur
         yield here
 
 
-# ---------------------------------------------------------------- look up, show, explain
-def winner(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Winner | None:
-    """The best schedule stored for the op on this machine's device; None when nothing right was measured of it."""
-    target = load_target(gpu)
-    return find_winner(measured_rows(home or config.home(), as_op(op).key, target, threads), target.product)
-
-
-def prediction(op: Op | str, *, gpu: str, home: Path | None = None) -> Prediction | None:
-    """The schedule that `tune` predicted to be the best on a card that was not there; None without one that holds still."""
-    return find_prediction(home or config.home(), as_op(op), load_target(gpu))
-
-
-def subject(
-    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
-) -> Subject:
-    """The op under `schedule`: by default the stored winner's, else the predicted one, else what a search measures first."""
-    op, target = as_op(op), load_target(gpu)
-    origin: Origin = "given"
-    note = "as given"
-    if schedule is None:
-        if (best := winner(op, gpu=gpu, threads=threads, home=home)) is not None:
-            schedule, origin, note = best.schedule, "measured", "the stored winner"
-        elif (pick := prediction(op, gpu=gpu, home=home)) is not None:
-            schedule, origin, note = pick.schedule, "predicted", str(pick)
-        else:
-            schedule, origin = ScheduleSpace(op, target, threads).default().key, "default"
-            stale = has_stale_prediction(home or config.home(), op, target)
-            why = (
-                "the schedule predicted for it makes another source now: tune again"
-                if stale
-                else "nothing is stored for it"
-            )
-            note = f"the default: {why}"
-    return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
-
-
-def table(
-    op: Op | str, text: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
-) -> tuple[RangeWinner, ...]:
-    """The ranges of the op's stored table, ascending, or those of a table's text; () where one schedule serves all sizes.
-
-    Raises UsageError for a text that is no table, or one of other sizes than the op's.
-    """
-    op, target = as_op(op), load_target(gpu)
-    if text is None:
-        found = find_table(home or config.home(), op, target, threads)
-        return found if len(found) > 1 else ()
-    if not is_dispatch(text):
-        return ()
-    given = parse_dispatch(text)
-    given.check(op.program())
-    symbol = given.symbol
-    return tuple(RangeWinner(symbol, r, op.within(symbol, r.lo, r.hi).key) for r in given.ranges)
-
-
-def subjects(
-    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
-) -> tuple[Subject, ...]:
-    """The op as `subject` gives it; where a table serves it (see `table`), each of its ranges."""
-    ranges = table(op, schedule, gpu=gpu, threads=threads, home=home)
-    if not ranges:
-        return (subject(op, schedule, gpu=gpu, threads=threads, home=home),)
-    target, out = load_target(gpu), []
-    for w in ranges:
-        part = parse_op(w.op)
-        origin: Origin = "measured" if w.row else "predicted" if w.predicted else "given"
-        note = str(w.predicted) if w.predicted else f"{origin}, for {w.symbol} {w.range.sizes}"
-        out.append(Subject(part.key, part.program(), w.range.schedule, target, part, note, threads, origin))
-    return tuple(out)
-
-
-def show(
-    op: Op | str,
-    schedule: str | None = None,
-    *,
-    gpu: str = "cpu",
-    threads: int = 1,
-    levels: Sequence[LevelName] = LEVELS,
-    home: Path | None = None,
-) -> tuple[Level, ...]:
-    """The op's levels as text under `schedule` (see `subjects`; of a table, those of each range in turn).
-
-    `plan:NAME` names one of the five worked plans.
-    """
-    if isinstance(op, str) and op.startswith("plan:"):
-        return describe(example(op.removeprefix("plan:")), levels)
-    found = subjects(op, schedule, gpu=gpu, threads=threads, home=home)
-    return tuple(level for s in found for level in describe(s, levels))
-
-
-def load(
-    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
-) -> LoadedPlan:
-    """The op ready to run on arrays of its sizes, under `schedule`, a table's text, or what is stored (see `subjects`).
-
-    Of a table every run takes the plan whose range holds the size; the choice is made in C++. Arrays are in storage form
-    (`emmy.ir.dtype.encode`), on a GPU addresses in its memory. `threads` says whose winners: it is given to `run` again.
-    """
-    op, target = as_op(op), load_target(gpu)
-    if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):
-        return load_table(op, Dispatch(ranges[0].symbol, tuple(w.range for w in ranges)), target)
-    return load_plan(op, subject(op, schedule, gpu=gpu, threads=threads, home=home).schedule, target)
-
-
+# ---------------------------------------------------------------- look up, explain
 def with_pdl(op: Op | str, schedule: str, *, gpu: str) -> str:
     """The schedule with every launch made early (`emmy.ir.moves.pdl`), for plans that are launched in a chain.
 
