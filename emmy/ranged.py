@@ -122,18 +122,18 @@ def settle(evidence: Evidence, stop: Stop) -> None:
     """Holds races until the table cannot become shorter or better by those between neighbours, and each of its ranges, as
     the table has it, was checked as a whole.
     """
-    held: set[Challenge] = set()
+    held: set[tuple[Challenge, bool]] = set()
     while not stop.asked:
         known = evidence.known()
-        races = [c for c in known.challenges() if c not in held]
-        last = [Challenge(r.lo, r.hi, (r.schedule,)) for r in known.ranges if not evidence.is_checked(r)]
-        todo = races or [c for c in last if c not in held]
+        whole = [Challenge(r.lo, r.hi, (r.schedule,)) for r in known.ranges if not evidence.is_checked(r)]
+        races = ((race, False) for race in known.challenges())
+        todo = [x for x in races if x not in held] or [x for x in ((race, True) for race in whole) if x not in held]
         if not todo:
             return
         held.update(todo)
-        for race in todo:
+        for race, last in todo:
             if not stop.asked:
-                evidence.hold(race, last=not races)
+                evidence.hold(race, last=last)
 
 
 # ---------------------------------------------------------------- measured

@@ -154,10 +154,13 @@ class Known:
         """Of each piece, the schedules that tie with its best one; of one without times, those of the nearest range around."""
         out: list[dict[str, float]] = []
         for (lo, hi), found in zip(self.pieces, self._at, strict=True):
-            around = [span for span, costs in self.costs.items() if span[0] <= lo and hi <= span[1] and costs]
-            if not found and around:
-                nearest = min(around, key=lambda span: span[1] - span[0])
-                found = self._right(nearest, self.costs[nearest])
+            if not found:
+                wider = (
+                    (b - a, self._right((a, b), costs)) for (a, b), costs in self.costs.items() if a <= lo and hi <= b
+                )
+                found = min(((size, right) for size, right in wider if right), key=lambda x: x[0], default=(0, found))[
+                    1
+                ]
             best = min(found.values(), key=lambda c: c.value, default=None)
             ties = {s: c for s, c in found.items() if best is not None and c.ties(best)}
             out.append({s: log2(c.value) for s, c in ties.items()})

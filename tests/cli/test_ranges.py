@@ -74,6 +74,7 @@ def test_a_table_with_a_gap_or_of_other_sizes_is_a_usage_error(emmy: Emmy, table
         assert answer.code == 2 and said in answer.err
 
 
+@pytest.mark.slow
 def test_a_card_that_is_not_here_gets_a_predicted_table_which_show_repeats(emmy: Emmy) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     op = "matmul:m(9..32)x64x64:f16"

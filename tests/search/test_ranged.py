@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 
 from emmy import api
 from emmy.costmodel.dataset import Dataset
-from emmy.ir.ops import parse_op
+from emmy.ir.ops import Op, parse_op
+from emmy.ir.program import upper
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
-from emmy.ranged import Predicted
+from emmy.ranged import Predicted, settle
 from emmy.records import Candidate, Status
 from emmy.search.events import Event, Racing
+from emmy.search.predictions import Prediction
 from emmy.search.ranges import span_of
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from tests.search.by_size import WIDE, BySize
@@ -95,6 +98,7 @@ def test_neighbours_were_raced_in_each_other_s_range(tuned: tuple[Path, BySize, 
     assert {top.schedule, below.schedule} <= raced["matmul:m(65..96)x64x96:f32"], "the boundary might have been higher"
 
 
+@pytest.mark.slow
 def test_a_range_that_was_merged_is_checked_as_a_whole(tmp_path: Path) -> None:
     right, wrong = tune(tmp_path / "right", Flat(), budget="21"), tune(tmp_path / "wrong", FailsOverAll(), budget="21")
     assert right.dispatch is not None and wrong.dispatch is not None
@@ -120,6 +124,7 @@ def test_ranges_that_all_tie_are_one_schedule(tmp_path: Path) -> None:
     assert api.table(OP, home=tmp_path) == () and api.winner(OP, home=tmp_path) is not None
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_the_ranges_that_are_done_and_the_command_goes_on(tmp_path: Path) -> None:
     stop, heard = Stop(), list[Event]()
 
@@ -147,3 +152,30 @@ def test_the_latest_predictions_that_do_not_overlap_are_the_table(tmp_path: Path
     assert [(w.range.lo, w.range.hi) for w in evidence.stored_table()] == [(1, 16), (17, 32)]
     evidence.picks = {(9, 16): later[1], (17, 32): later[0], (1, 16): later[2]}
     assert evidence.stored_table() == (), "what is older and overlaps fills no gap"
+
+
+class _Guessing:
+    """Predicts that `a` is the faster one up to 16 rows, and finds it wrong in every range but the one where it is the pick."""
+
+    def __init__(self, op: Op) -> None:
+        self.rows = upper(op.program().dim("m"))
+
+    def times_us(self, schedules: Sequence[str]) -> dict[str, float]:
+        return {s: 7.0 if s == "c" else 5.0 if self.rows <= 16 else 9.0 for s in schedules}
+
+    def confirm(self, schedule: str) -> None:
+        assert schedule == "a", "the other one is the pick of all ranges that it can win"
+
+
+def test_a_schedule_that_was_raced_alone_is_still_checked_before_it_serves_a_range() -> None:
+    whole = parse_op("matmul:m(1..32)x64x64:f16")
+
+    def pick(span: tuple[int, int], schedule: str, us: float) -> Prediction:
+        op = whole.within("m", *span).key
+        return Prediction(op, "rtx4090", schedule, "", us, us, us, 0.8, False, "", 1.0, "", "", op, "0", "")
+
+    picks = {(1, 8): pick((1, 8), "a", 5.0), (9, 32): pick((9, 32), "c", 7.0), (17, 32): pick((17, 32), "c", 7.0)}
+    evidence = Predicted(whole, picks, _Guessing)  # type: ignore[arg-type]
+    settle(evidence, Stop())
+    assert [(w.range.lo, w.range.hi, w.range.schedule) for w in evidence.table()] == [(1, 8, "a"), (9, 32, "c")]
+    assert all(w.predicted is not None for w in evidence.table())
