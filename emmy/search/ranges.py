@@ -23,6 +23,7 @@ from emmy.search.predictions import Prediction
 
 TILE = 8  # the least step of an atom along the size; a single row is a kernel of its own
 TIE = 0.01  # a smaller difference claims nothing
+MOST = 0.05  # however wide the spread on a busy machine: a schedule slower by more does not serve for another
 
 Span = tuple[int, int]  # lo, hi
 
@@ -36,8 +37,8 @@ class Cost:
     high: float
 
     def ties(self, best: Cost) -> bool:
-        """Whether it is as good as the best one: within TIE, or within the spread of both."""
-        return self.value <= best.value * (1 + TIE) or self.low <= best.high
+        """Whether it is as good as the best one: within TIE, or within the spread of both and MOST."""
+        return self.value <= best.value * (1 + (MOST if self.low <= best.high else TIE))
 
 
 def symbol_of(op: Op) -> Sym | None:

@@ -67,6 +67,8 @@ def test_neighbours_that_tie_are_one_range() -> None:
     assert table(apart) == [(1, 8, "a"), (9, 16, "b")]
     within_the_spread = Known(1, 16, {(1, 8): {"a": cost(10, 0.03), "b": cost(10.4, 0.03)}, (9, 16): {"b": cost(20)}})
     assert table(within_the_spread) == [(1, 16, "b")]
+    too_wide = Known(1, 16, {(1, 8): {"a": cost(10, 0.2), "b": cost(10.6, 0.2)}, (9, 16): {"b": cost(20)}})
+    assert table(too_wide) == [(1, 8, "a"), (9, 16, "b")]
 
 
 @given(st.lists(st.sets(st.sampled_from("abcd"), min_size=1), min_size=1, max_size=7))
