@@ -13,7 +13,7 @@ from emmy.errors import UsageError
 from emmy.ir.dtype import DType, Floats, decode, encode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
-from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes
+from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes, part_of
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value
 
 Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale"]
@@ -75,9 +75,7 @@ class Matmul(Op):
         return Program(dims, tuple(inputs), stages, (stages[-1].out,))
 
     def within(self, symbol: str, lo: int, hi: int) -> Matmul:
-        if not isinstance(self.m, Sym) or symbol != self.m.name:
-            raise UsageError(f"{self.key}: no size is named {symbol} and open until run time")
-        return replace(self, m=self.m.within(lo, hi))
+        return replace(self, m=part_of(self.key, self.m, symbol, lo, hi))
 
     def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
         program = self.program()
