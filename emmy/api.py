@@ -5,10 +5,10 @@ Nothing here prints. Rows that a call measures go through a journal into the dat
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import overload
 
@@ -17,32 +17,38 @@ from emmy.codegen.nvrtc import nvrtc_version
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
 from emmy.costmodel.model import CostModel
+from emmy.costmodel.recording import recording, try_ingest
 from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.retrain import train_costmodel as retrain
 from emmy.costmodel.samples import prepare
 from emmy.costmodel.train import Progress, TrainedModel, train
-from emmy.errors import DataBusy, DataError, NoSuchDevice, UsageError, WrongAnswer
+from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
+from emmy.lookup import as_op, load, prediction, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
-from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.measure.measurer import Measurer
-from emmy.records import Candidate, Measurement, new_id, now_utc
+from emmy.ranged import Group, Measured, Predicted, settle
+from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.predict import Predicting, prior_model
-from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
+from emmy.search.predictions import Prediction, find_prediction
+from emmy.search.ranges import RangeWinner
 from emmy.search.registry import check_strategy
-from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import Request, finished_before, load_model, open_run
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
-from emmy.winner import Winner, by_schedule, find_winner, measured_rows
+from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
+
+__all__ = [
+    "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
+    "prediction", "roof_us", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+]  # fmt: skip
 
 
 def expand(names: str | Sequence[str]) -> tuple[Op, ...]:
@@ -50,10 +56,6 @@ def expand(names: str | Sequence[str]) -> tuple[Op, ...]:
     listed = (names,) if isinstance(names, str) else names
     texts = (text for name in listed for text in (op_texts(name) if name.startswith("@") else (name,)))
     return tuple({op.key: op for op in map(parse_op, texts)}.values())
-
-
-def as_op(op: Op | str) -> Op:
-    return parse_op(op) if isinstance(op, str) else op
 
 
 def roof_us(op: Op | str, gpu: str, threads: int) -> float:
@@ -68,13 +70,13 @@ def roof_us(op: Op | str, gpu: str, threads: int) -> float:
 def tune(  # type: ignore[overload-overlap]  # a text is a Sequence too; it means one op
     op: Op | str, *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
     model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
-    home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ...,
+    home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ..., by_range: bool = ...,
 ) -> TuneResult: ...
 @overload
 def tune(
     op: Sequence[Op | str], *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
     model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
-    home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ...,
+    home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ..., by_range: bool = ...,
 ) -> tuple[TuneResult, ...]: ...
 # fmt: on
 def tune(
@@ -92,6 +94,7 @@ def tune(
     home: Path | None = None,
     measurer: Measurer | None = None,
     stop: Stop | None = None,
+    by_range: bool = True,
 ) -> TuneResult | tuple[TuneResult, ...]:
     """The fastest schedule found for an op; for a sequence of ops one result each, those with the most work first.
 
@@ -99,6 +102,8 @@ def tune(
     card's roofline rank first among those that compile without spills and that the emulator finds right.
 
     budget:   of each op: "60s", "300" trials, "patience=80", or several; a run that was interrupted goes on where it ended
+    by_range: an op whose size is open until run time gets a table of schedules by ranges of it (`TuneResult.ranges`), the
+              budget being divided among the ranges; False = one schedule for all sizes
     model:    a model's file, "roofline" for none, or None for the one deployed for the target; for a GPU that is not here
               and has none, that of the nearest card that has one
     fresh:    begin anew: neither resume nor use what earlier runs measured of the op
@@ -115,7 +120,7 @@ def tune(
     target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
     leader = load_model(model, target, home, on_event)
     by_work = sorted(ops, key=lambda o: -o.work().flops)
-    requests = [Request(o, target, strategy, seed, limits, threads, fresh) for o in by_work]
+    groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_work]
     results: list[TuneResult] = []
     with ExitStack() as held:
         try:
@@ -124,56 +129,86 @@ def tune(
             if target.is_cpu:
                 raise
             on_event(Note(f"{absent} What follows is predicted, not measured."))
-            found = _predicted(requests, leader, model, home, on_event, stop)
-            return found[0] if alone else found
+            predicted = _predicted(groups, leader, model, home, on_event, stop)
+            return predicted[0] if alone else predicted
+        requests = [r for g in groups for r in g.requests]
         done = finished_before(requests, here, home, __version__, leader)
-        for request in requests:
-            if request.op.key in done:
-                on_event(Note(f"{request.op}: finished before the interruption, and left out now"))
-                continue
-            result = open_run(request, here, home, __version__, leader, on_event, stop, done).go()
-            _ingest(home, on_event)
-            if result.trials or len(requests) == 1:
-                results.append(result)
-            if result.why == INTERRUPTED:  # where the same command goes on
+        for group in groups:
+            found: list[TuneResult] = []
+            for request in group.requests:
+                if request.op.key in done:
+                    on_event(Note(f"{request.op}: finished before the interruption, and left out now"))
+                    continue
+                found.append(open_run(request, here, home, __version__, leader, on_event, stop, done).go())
+                _ingest(home, on_event)
+                if found[-1].why == INTERRUPTED:  # where the same command goes on
+                    break
+                done = (*done, request.op.key)
+            results += [
+                r for r in group.result(found, partial(_settled, here, home, on_event, stop)) if r.trials or alone
+            ]
+            if found and found[-1].why == INTERRUPTED:
                 break
-            done = (*done, request.op.key)
     return results[0] if alone else tuple(results)
 
 
+def _settled(here: Measurer, home: Path, on_event: Listener, stop: Stop, group: Group) -> tuple[RangeWinner, ...]:
+    """The table of a group whose ranges were tuned, after races between neighbours."""
+    with recording(home, "ranges", group.op.key, group.target.name, __version__) as keep:
+        evidence = Measured.stored(home, group.op, group.target, group.threads)
+        evidence.here, evidence.keep, evidence.on_event = here, keep, on_event
+        settle(evidence, stop)
+        return evidence.table()
+
+
 def _predicted(
-    requests: Sequence[Request],
+    groups: Sequence[Group],
     leader: CostModel | None,
     choice: str | None,
     home: Path,
     on_event: Listener,
     stop: Stop,
 ) -> tuple[TuneResult, ...]:
-    """A result for each request, up to an interruption, without the device."""
+    """A result for each group, up to an interruption, without the device."""
     nvrtc_version()  # raises CompileError, with what to install, before anything is searched
-    if leader is None and choice is None and requests:
-        target = requests[0].target
+    if leader is None and choice is None and groups:
+        target = groups[0].target
         leader = prior_model(target, home, on_event)
         led = f"led by that of {leader.card.target}" if leader else "and none of another card: the roofline leads"
         on_event(Note(f"no usable model of {target.name} is deployed, {led}"))
     if leader is not None and load_target(leader.card.target).is_cpu:
         raise UsageError(f"the model is of {leader.card.target}: a GPU's times cannot be told from a CPU's")
-    results = []
-    for request in requests:
-        if (best := winner(request.op, gpu=request.target.name, home=home)) is not None:
-            on_event(Note(f"{request.op}: a schedule measured at {best.time_us:.4g} us is stored and stays the winner"))
-        results.append(Predicting(request, leader, home, __version__, on_event, stop).go())
+
+    def predicting(request: Request) -> Predicting:
+        return Predicting(request, leader, home, __version__, on_event, stop)
+
+    def settled(group: Group) -> tuple[RangeWinner, ...]:
+        evidence = Predicted.stored(home, group.op, group.target)
+        evidence.predicting = lambda op: predicting(replace(group.requests[0], op=op))
+        settle(evidence, stop)
+        evidence.keep_table(home)
+        return evidence.table()
+
+    results: list[TuneResult] = []
+    for group in groups:
+        found = []
+        for request in group.requests:
+            if (best := winner(request.op, gpu=request.target.name, home=home)) is not None:
+                on_event(
+                    Note(f"{request.op}: a schedule measured at {best.time_us:.4g} us is stored and stays the winner")
+                )
+            found.append(predicting(request).go())
+            if stop.asked:
+                break
+        results += group.result(found, settled)
         if stop.asked:
             break
     return tuple(results)
 
 
 def _ingest(home: Path, on_event: Listener) -> None:
-    """Rows are safe in their journals: that somebody else has the database open is no reason to fail."""
-    try:
-        Dataset.of(home).ingest()
-    except (DataBusy, DataError) as e:
-        on_event(Note(f"{e} The rows stay in their journals until the next command."))
+    if why := try_ingest(home):
+        on_event(Note(why))
 
 
 @contextmanager
@@ -189,57 +224,7 @@ def device(target: Target, threads: int, *, wait: bool = False, measurer: Measur
         yield here
 
 
-# ---------------------------------------------------------------- look up, show, explain
-def winner(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Winner | None:
-    """The best schedule stored for the op on this machine's device; None when nothing right was measured of it."""
-    target = load_target(gpu)
-    return find_winner(measured_rows(home or config.home(), as_op(op).key, target, threads), target.product)
-
-
-def prediction(op: Op | str, *, gpu: str, home: Path | None = None) -> Prediction | None:
-    """The schedule that `tune` predicted to be the best on a card that was not there; None without one that holds still."""
-    return find_prediction(home or config.home(), as_op(op), load_target(gpu))
-
-
-def subject(
-    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
-) -> Subject:
-    """The op under `schedule`: by default the stored winner's, else the predicted one, else what a search measures first."""
-    op, target = as_op(op), load_target(gpu)
-    origin: Origin = "given"
-    note = "as given"
-    if schedule is None:
-        if (best := winner(op, gpu=gpu, threads=threads, home=home)) is not None:
-            schedule, origin, note = best.schedule, "measured", "the stored winner"
-        elif (pick := prediction(op, gpu=gpu, home=home)) is not None:
-            schedule, origin, note = pick.schedule, "predicted", str(pick)
-        else:
-            schedule, origin = ScheduleSpace(op, target, threads).default().key, "default"
-            stale = has_stale_prediction(home or config.home(), op, target)
-            why = (
-                "the schedule predicted for it makes another source now: tune again"
-                if stale
-                else "nothing is stored for it"
-            )
-            note = f"the default: {why}"
-    return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
-
-
-def show(
-    op: Op | str,
-    schedule: str | None = None,
-    *,
-    gpu: str = "cpu",
-    threads: int = 1,
-    levels: Sequence[LevelName] = LEVELS,
-    home: Path | None = None,
-) -> tuple[Level, ...]:
-    """The op's levels as text under `schedule` (see `subject`). `plan:NAME` names one of the five worked plans."""
-    if isinstance(op, str) and op.startswith("plan:"):
-        return describe(example(op.removeprefix("plan:")), levels)
-    return describe(subject(op, schedule, gpu=gpu, threads=threads, home=home), levels)
-
-
+# ---------------------------------------------------------------- look up, explain
 def with_pdl(op: Op | str, schedule: str, *, gpu: str) -> str:
     """The schedule with every launch made early (`emmy.ir.moves.pdl`), for plans that are launched in a chain.
 
@@ -343,7 +328,7 @@ def bench(
         )
     with (
         device(target, threads, wait=wait, measurer=measurer) as here,
-        _recording(home, "bench", op.key, target) as keep,
+        recording(home, "bench", op.key, gpu, __version__) as keep,
     ):
         row = keep(here.race([Candidate(op.key, schedule)], rounds)[0])
     if row.status == "correctness":
@@ -386,30 +371,9 @@ def verify(
     rows: list[Measurement] = []
     with (
         device(target, threads, wait=wait, measurer=measurer) as here,
-        _recording(home, "verify", ",".join(ops), target) as keep,
+        recording(home, "verify", ",".join(ops), gpu, __version__) as keep,
     ):
         for row in here.stream(candidates):
             rows.append(keep(row))
             on_progress(f"checking on {gpu}", len(rows), len(candidates))
     return VerifyReport(tuple(rows))
-
-
-@contextmanager
-def _recording(home: Path, what: str, op: str, target: Target) -> Iterator[Callable[[Measurement], Measurement]]:
-    """Keeps rows as they come and gives them back as they are kept: measured is measured, whatever for."""
-    run_id = new_id()[:16]
-    header = RunHeader(run_id, op, target.name, what, 0, "", emmy_version=__version__, time_utc=now_utc())
-    began = time.monotonic()
-    with Journal.create(journal_path(home, run_id), header) as journal:
-
-        def keep(row: Measurement) -> Measurement:
-            kept = replace(row, run_id=run_id, emmy_version=__version__, id=row.id or new_id())
-            kept = replace(kept, time_utc=kept.time_utc or now_utc())
-            journal.append(kept, time.monotonic() - began)
-            return kept
-
-        try:
-            yield keep
-        finally:  # also after Ctrl-C: there is no run here that could be resumed
-            journal.close()
-    _ingest(home, ignore)

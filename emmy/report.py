@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from emmy.records import Measurement
     from emmy.search.events import Event, Measured, Scored, Started
+    from emmy.search.ranges import RangeWinner
 
 JSON_VERSION = 1
 SPEAK_EVERY_S = 10.0  # how often long work says how far it is where there is no terminal to draw on
@@ -218,6 +219,38 @@ def show_races(screen: Screen, kind: str, records: Sequence[Mapping[str, object]
                 f"note: {r['op']}: the machine was busy or throttled while this was timed, so the ratio is less certain than its "
                 "range says; `emmy bench` repeats it"
             )
+
+
+# ---------------------------------------------------------------- ranges
+RANGE_COLUMNS = {
+    "sizes": "sizes",
+    "time_us": "us at the top",
+    "ratio": "ratio",
+    "known": "known",
+    "schedule": "schedule",
+}
+
+
+def show_ranges(screen: Screen, ranges: Sequence[RangeWinner]) -> None:
+    """The ranges of a table. us at the top: at the upper end of the range; ratio: stock over ours there, where it was raced."""
+    screen.rows(
+        "range",
+        (
+            {
+                "op": w.op, "symbol": w.symbol, "lo": w.range.lo, "hi": w.range.hi, "sizes": f"{w.symbol} {w.range.sizes}",
+                "time_us": w.time_us, "ratio": w.row.static.get("speedup") if w.row else None,
+                "known": "measured" if w.row else "predicted" if w.predicted else "given", "schedule": w.range.schedule,
+            }
+            for w in ranges
+        ),
+        RANGE_COLUMNS,
+    )  # fmt: skip
+
+
+def dispatch_text(ranges: Sequence[RangeWinner]) -> str:
+    from emmy.search.ranges import dispatch_of
+
+    return str(dispatch_of(ranges))
 
 
 # ---------------------------------------------------------------- progress

@@ -49,13 +49,21 @@ def measured_rows(home: Path, op: str, target: Target, threads: int) -> tuple[Me
 
 def find_winner(rows: Sequence[Measurement], product: str) -> Winner | None:
     """The best schedule among rows of one op, target and thread count; None when none gave a right answer."""
+    pool = believed(rows, product)
+    return _best(pool) if pool else None
+
+
+def believed(rows: Sequence[Measurement], product: str) -> list[Measurement]:
+    """The rows with a time that count: those raced on the product, else those timed on it, else those timed elsewhere."""
     timed = [r for r in rows if r.time_us is not None]
     here = [r for r in timed if r.device.product == product]
-    raced = [r for r in here if is_raced(r)]
-    for pool in (raced, here, timed):
-        if pool:
-            return _best(pool)
-    return None
+    return [r for r in here if is_raced(r)] or here or timed
+
+
+def undisturbed(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows without the disturbed ones of schedules that have others."""
+    calm = {r.schedule for r in rows if not r.contended}
+    return [r for r in rows if not r.contended or r.schedule not in calm]
 
 
 def by_schedule(rows: Sequence[Measurement]) -> dict[str, float]:
@@ -69,8 +77,7 @@ def by_schedule(rows: Sequence[Measurement]) -> dict[str, float]:
 
 def _best(rows: Sequence[Measurement]) -> Winner:
     """The schedule with the least time, taken over its undisturbed rows where it has some."""
-    calm = {r.schedule for r in rows if not r.contended}
-    times = by_schedule([r for r in rows if not r.contended or r.schedule not in calm])
+    times = by_schedule(undisturbed(rows))
     schedule = min(times, key=lambda s: (times[s], s))
     own = [r for r in rows if r.schedule == schedule]
     return Winner(own[-1], times[schedule], len(own))

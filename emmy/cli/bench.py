@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
 from emmy.errors import EmmyError
@@ -13,7 +14,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("op", nargs="+", help="ops, or a set: @projections, @gemma4-12b")
     add_gpu(parser)
     add_threads(parser)
-    parser.add_argument("--schedule", metavar="S", help="measure this one instead of the stored winner")
+    parser.add_argument("--schedule", metavar="S", help="measure this one, or this table, instead of what is stored")
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="samples of each side (default: 7)")
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_home(parser)
@@ -23,12 +24,12 @@ def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
     done, code = [], 0
-    for op in api.expand(args.op):
+    for op, schedule in _what(args):
         screen.say(f"measuring {op} on {args.gpu}, {args.rounds} rounds in turns with the stock kernel")
         try:
             b = api.bench(
                 op,
-                args.schedule,
+                schedule,
                 gpu=args.gpu,
                 threads=args.threads,
                 rounds=args.rounds,
@@ -48,6 +49,18 @@ def run(args: Namespace, screen: Screen) -> int:
     predicted = {"predicted_us": "predicted us"} if any(d["predicted_us"] for d in done) else {}
     show_races(screen, "bench", done, {"stored_us": "stored us"} | predicted)
     return code
+
+
+def _what(args: Namespace) -> Iterator[tuple[str, str | None]]:
+    """Each op and the schedule to measure, None for what is stored; of an op that a table serves, each range's."""
+    from emmy import api
+
+    for op in api.expand(args.op):
+        ranges = api.table(op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home)
+        if ranges:
+            yield from ((w.op, w.range.schedule) for w in ranges)
+        else:
+            yield op.key, args.schedule
 
 
 VERB = Verb(

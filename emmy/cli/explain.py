@@ -26,9 +26,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
-    found = api.explain(args.op, gpu=args.gpu, threads=args.threads, home=args.home)
-    screen.show("\n".join(_lines(found)))
-    screen.record("explanation", found)
+    where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
+    for op in [w.op for w in api.table(args.op, **where)] or [args.op]:  # of a table, each of its ranges
+        found = api.explain(op, **where)
+        screen.show("\n".join(_lines(found)))
+        screen.record("explanation", found)
     return 0
 
 

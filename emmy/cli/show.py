@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
 from emmy.errors import UsageError
-from emmy.report import Screen, paint
+from emmy.report import Screen, dispatch_text, paint, show_ranges
 
 if TYPE_CHECKING:
     from emmy.levels import Level, Subject
+    from emmy.search.ranges import RangeWinner
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -25,9 +26,9 @@ def configure(parser: ArgumentParser) -> None:
     add_threads(parser)
     parser.add_argument(
         "--ir",
-        default="all",
         metavar="LEVEL",
-        help="op, loop, tile, steps, kernel, source, static, asm, or all; several with commas",
+        help="op, loop, tile, steps, kernel, source, static, asm, or all; several with commas (default: all; of an op "
+        "that a table of ranges serves, the table)",
     )
     parser.add_argument("--dump", type=Path, metavar="DIR", help="write each level to a numbered file instead")
     add_home(parser)
@@ -38,7 +39,7 @@ def run(args: Namespace, screen: Screen) -> int:
         return _list(args.op, screen)
     from emmy import levels
 
-    wanted = levels.level_names(args.ir)
+    wanted = levels.level_names(args.ir or "all")
     if args.op.startswith("plan:"):
         if args.schedule is not None:
             raise UsageError(
@@ -49,7 +50,11 @@ def run(args: Namespace, screen: Screen) -> int:
     else:
         from emmy import api
 
-        subjects = (api.subject(args.op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home),)
+        where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
+        ranges = api.table(args.op, args.schedule, **where)
+        if ranges and args.ir is None and args.dump is None:
+            return _table(ranges, screen)
+        subjects = api.subjects(args.op, args.schedule, **where)
     failed = False
     for s in subjects:
         shown = levels.describe(s, wanted)
@@ -75,6 +80,14 @@ def run(args: Namespace, screen: Screen) -> int:
                 },
             )
     return int(failed)
+
+
+def _table(ranges: tuple[RangeWinner, ...], screen: Screen) -> int:
+    """The ranges, and the table as the text that other commands take."""
+    show_ranges(screen, ranges)
+    screen.show(f"\ntable: {dispatch_text(ranges)}")
+    screen.say(f"levels of one range: emmy show '{ranges[-1].op}'; of all: --ir LEVEL")
+    return 0
 
 
 def _print(s: Subject, shown: tuple[Level, ...], screen: Screen) -> None:

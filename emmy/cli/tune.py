@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads
-from emmy.report import Screen, TuneProgress, counted, number, percent, race_record, record_of, show_races
+from emmy.report import Screen, TuneProgress, counted, number, percent, race_record, record_of, show_races, show_ranges
 
 if TYPE_CHECKING:
     from emmy.search.predictions import Prediction
@@ -41,6 +41,11 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="begin anew: neither resume nor use earlier rows of the op"
     )
+    parser.add_argument(
+        "--one-schedule",
+        action="store_true",
+        help="of an op such as matmul:m(1..4096)x4096x3840:f16: one schedule for all sizes, instead of a table by ranges",
+    )
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_seed(parser)
     add_home(parser)
@@ -65,6 +70,7 @@ def run(args: Namespace, screen: Screen) -> int:
             wait=args.wait,
             home=args.home,
             stop=stop,
+            by_range=not args.one_schedule,
         )
     _render(results, args, screen)
     if stop.asked:
@@ -95,8 +101,11 @@ def _ctrl_c(stop: Stop, progress: TuneProgress) -> Iterator[None]:
 def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) -> None:
     from emmy.api import roof_us
 
-    done = []
+    done: list[dict[str, object]] = []
     for r in results:
+        if r.ranges:
+            done += _render_ranges(r, args, screen)
+            continue
         if r.predicted is not None or r.rejected:
             _render_predicted(r, args, screen)
             continue
@@ -124,6 +133,26 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
             }
         )
     show_races(screen, "tune", done, {"trials": "trials", "seconds": "s"})
+
+
+def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[str, object]]:
+    """The table of an op by ranges; what is returned are the races of those that were measured, to be shown with others."""
+    from emmy.api import roof_us
+
+    where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
+    home = f" --home {args.home}" if args.home else ""
+    how = ", ".join(f"{n} {status}" for status, n in r.counts.items()) if r.best else "predicted, not measured"
+    about = f"{r.trials} trials in {r.elapsed_s:.0f} s"
+    screen.show(f"{r.op} on {r.target}: {counted(len(r.ranges), 'range')} ({how}; {about})")
+    show_ranges(screen, r.ranges)
+    screen.show(f"\n  table      {r.dispatch}\n  reproduce  emmy bench '{r.op}' {where}{home}\n")
+    facts = {"op": r.op, "target": r.target, "dispatch": str(r.dispatch), "trials": r.trials, "seconds": r.elapsed_s}
+    screen.record("dispatch", {**facts, "statuses": r.counts, "rejected": r.rejected})
+    return [
+        {**race_record(w.row, roof_us(w.op, r.target, args.threads)), "trials": None, "seconds": None}
+        for w in r.ranges
+        if w.row is not None
+    ]
 
 
 def _render_predicted(r: TuneResult, args: Namespace, screen: Screen) -> None:
@@ -179,6 +208,7 @@ VERB = Verb(
         "tune matmul:512x1024x3840:f32 --budget 300,patience=80 --json",
         "tune @projections --budget 2m",
         "tune matmul:512x4096x3840:f16 --gpu rtx4090",
+        "tune 'matmul:m(1..4096)x4096x3840:f16:nk' --gpu h200 --budget 5m",
     ),
     configure,
     run,

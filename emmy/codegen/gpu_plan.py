@@ -36,7 +36,7 @@ def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
     """The file's bytes for the kernels of a plan, launched in that order, and the cubin they were compiled to."""
     syms = {f"len_{s.name}": i for i, s in enumerate(plan.program.syms)}
     lines = [f"emmy-gpu-plan {VERSION}"]
-    lines += [f"sym {s.name} {s.lo} {s.hi}" for s in plan.program.syms]
+    lines += [f"sym {s.name} {s.lo} {s.hi}" for s in plan.guard]
     for b in buffers(plan):
         kind = "argument" if b.is_argument else "workspace"  # which begins as zeros
         lines.append(f"{kind} {b.name} {size_bytes(b.dtype)} {_postfix(b.elements, syms)}")

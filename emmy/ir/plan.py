@@ -12,7 +12,7 @@ from typing import Literal
 
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
-from emmy.ir.program import Dim, Program, Stage, upper
+from emmy.ir.program import Dim, Program, Stage, Sym, upper
 
 Level = str  # a level of the target: grid, warpgroup, warp, lane, reg, serial; on a CPU core, serial, reg
 Space = Literal["smem", "dsmem", "reg", "pack"]
@@ -179,6 +179,11 @@ class Plan:
     program: Program
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def guard(self) -> tuple[Sym, ...]:
+        """The range of each size known at run time that the plan serves: its program's."""
+        return self.program.syms
 
     @cached_property
     def _launch(self) -> dict[str, Launch]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from emmy.errors import PlanError
+from emmy.errors import PlanError, UsageError
 from emmy.ir.dtype import DType
 from emmy.ir.expr import Axis, Expr, Read, axes_of, factors, parse, reads, walk
 
@@ -23,6 +23,12 @@ class Sym:
     lo: int
     hi: int
     multiple: int = 1
+
+    def within(self, lo: int, hi: int) -> Dim:
+        """The sizes lo..hi of the range: a symbol again, or a number when there is one. Raises UsageError outside of it."""
+        if not self.lo <= lo <= hi <= self.hi:
+            raise UsageError(f"{self.name} {lo}..{hi} is no part of {self.name} {self.lo}..{self.hi}")
+        return lo if lo == hi else replace(self, lo=lo, hi=hi)
 
     def __str__(self) -> str:
         return f"{self.name}({self.lo}..{self.hi})"
@@ -225,6 +231,14 @@ class Program:
                 raise PlanError(f"size of {axis}: got {got}, allowed {allowed}; pass it as sizes={{'{d.name}': ...}}")
             out[axis] = got
         return out
+
+    def within(self, symbol: str, lo: int, hi: int) -> Program:
+        """The program for the sizes lo..hi of one symbol. Raises UsageError when it has no such symbol or not these sizes."""
+        if symbol not in {s.name for s in self.syms}:
+            known = ", ".join(map(str, self.syms)) or "none"
+            raise UsageError(f"no size is named {symbol}; open until run time are: {known}")
+        dims = ((a, d.within(lo, hi) if isinstance(d, Sym) and d.name == symbol else d) for a, d in self.dims)
+        return replace(self, dims=tuple(dims))
 
     def with_stages(self, gone: tuple[str, ...], new: tuple[Stage, ...]) -> Program:
         """The program with stages `gone` replaced by `new`, in an order that respects what reads what."""

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <memory>
@@ -222,20 +223,58 @@ int32_t emmy_fail(int32_t code, const std::string &text) {
   return code;
 }
 
+// The plan at `path`, opened.
+static int32_t open_plan(const char *device, const char *path, std::unique_ptr<Backend> &out) {
+  if (std::string_view(device) == "cpu") out = std::make_unique<Cpu>();
+  else if (std::string_view(device) == "cuda") out.reset(emmy_new_cuda());
+  else return EMMY_NO_BACKEND;
+  return out->open(path);
+}
+
+static void hand_over(std::unique_ptr<Backend> backend, EmmyHandle **out, EmmyInfo *info) {
+  *info = backend->info();
+  *out = new EmmyHandle{std::move(backend)};
+}
+
 int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyInfo *info) {
   last_failure.code = EMMY_OK;
   try {
     std::unique_ptr<Backend> backend;
-    if (std::string_view(device) == "cpu") backend = std::make_unique<Cpu>();
-    else if (std::string_view(device) == "cuda") backend.reset(emmy_new_cuda());
-    else return EMMY_NO_BACKEND;
-    if (int32_t code = backend->open(path)) return code;
-    *info = backend->info();
-    *out = new EmmyHandle{std::move(backend)};
+    if (int32_t code = open_plan(device, path, backend)) return code;
+    hand_over(std::move(backend), out, info);
     return EMMY_OK;
   } catch (const std::bad_alloc &) {
     return EMMY_NO_MEMORY;
   }
+}
+
+int32_t emmy_open_table(const char *device, const char *symbol, int32_t n, const char *const *paths, const int64_t *lo,
+                        const int64_t *hi, EmmyHandle **out, EmmyInfo *info) {
+  last_failure.code = EMMY_OK;
+  try {
+    std::vector<std::unique_ptr<Backend>> plans(static_cast<std::size_t>(std::max(n, 0)));
+    for (std::size_t i = 0; i < plans.size(); ++i)
+      if (int32_t code = open_plan(device, paths[i], plans[i])) return code;
+    std::unique_ptr<Backend> table;
+    if (int32_t code = emmy_new_table(symbol, n, plans.data(), lo, hi, table)) return code;
+    hand_over(std::move(table), out, info);
+    return EMMY_OK;
+  } catch (const std::bad_alloc &) {
+    return EMMY_NO_MEMORY;
+  }
+}
+
+int32_t emmy_choose(const EmmyHandle *plan, const int64_t *syms) { return plan->backend->choose(syms); }
+
+double emmy_choice_ns(const EmmyHandle *plan, const int64_t *sizes, int32_t n, int32_t rounds) {
+  const Backend &backend = *plan->backend;
+  volatile int32_t chosen = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int32_t r = 0; r < rounds; ++r)
+    for (int32_t i = 0; i < n; ++i) chosen = backend.choose(&sizes[i]);
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
+  static_cast<void>(chosen);
+  return spent.count() / (static_cast<double>(rounds) * n);
 }
 
 int64_t emmy_argument_bytes(const EmmyHandle *plan, const int64_t *syms, int32_t argument) {
@@ -262,6 +301,8 @@ const char *emmy_message(int32_t code) {
     case EMMY_NO_FILE: return "the plan cannot be loaded: it is missing, or built for another machine";
     case EMMY_NO_PLAN: return "the library exports no plan of this version; build it again with this Emmy";
     case EMMY_NO_MEMORY: return "out of memory for workspaces or scratch";
+    case EMMY_BAD_SIZE: return "a size is outside the range that the plan serves";
+    case EMMY_BAD_TABLE: return "the ranges are no table";
     case EMMY_NO_THREAD: return "the system starts no more threads";
   }
   return "unknown error code";

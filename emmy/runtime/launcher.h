@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-typedef struct EmmyHandle EmmyHandle; /* one plan; used by one thread at a time */
+typedef struct EmmyHandle EmmyHandle; /* one plan, or plans by ranges of a size; used by one thread at a time */
 
 enum {
   EMMY_OK = 0,
@@ -19,6 +19,7 @@ enum {
   EMMY_NO_THREAD = 5,
   EMMY_NO_DRIVER = 6,
   EMMY_BAD_SIZE = 7, /* a symbol's size outside the range that the plan serves */
+  EMMY_BAD_TABLE = 8, /* ranges with a gap, or plans of different ops */
   EMMY_CUDA = 1000,  /* plus the CUDA driver's own code */
 };
 
@@ -32,7 +33,15 @@ typedef struct {
  * device "cpu":  `path` is a shared library that exports emmy_plan (plan.h);
  *        "cuda": a GPU plan, loaded into the current CUDA context, else into the first device's primary one. */
 int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyInfo *info);
-/* Bytes of one argument for these sizes. */
+/* Plans by ranges of the size `symbol`, as one: paths[i] serves lo[i]..hi[i], and lo[i+1] is hi[i] + 1. A plan of one size may
+ * ask for none. Every run chooses by binary search. *info is the first plan's, with the symbol, and the most launches. */
+int32_t emmy_open_table(const char *device, const char *symbol, int32_t n, const char *const *paths, const int64_t *lo,
+                        const int64_t *hi, EmmyHandle **out, EmmyInfo *info);
+/* Number of the plan that serves these sizes, -1 when none does; 0 where there are no ranges. */
+int32_t emmy_choose(const EmmyHandle *plan, const int64_t *syms);
+/* Nanoseconds that one choice takes, the mean over `rounds` of choosing for each of n sizes. */
+double emmy_choice_ns(const EmmyHandle *plan, const int64_t *sizes, int32_t n, int32_t rounds);
+/* Bytes of one argument for these sizes; -1 when no plan serves them. */
 int64_t emmy_argument_bytes(const EmmyHandle *plan, const int64_t *syms, int32_t argument);
 /* Runs every launch, each after the one before it.
  * "cpu":  blocks shared among `threads` threads, 1 being the caller's alone; returns when all is done. No stream.

@@ -44,18 +44,25 @@ class _Info(ctypes.Structure):
 
 
 @cache
-def _launcher() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """The launcher's library, compiled on first use."""
     here = resources.files("emmy.runtime")
     text = "\n".join(
         here.joinpath(name).read_text(encoding="utf-8")
-        for name in ("plan.h", "launcher.h", "backend.h", "cuda.cpp", "launcher.cpp")
+        for name in ("plan.h", "launcher.h", "backend.h", "cuda.cpp", "table.cpp", "launcher.cpp")
     )
     lines = (line for line in text.splitlines() if not line.startswith('#include "'))
     lib = ctypes.CDLL(str(hostcc.compile_library("\n".join(lines), "c++", _FLAGS).path))
     syms = ctypes.POINTER(ctypes.c_int64)
     pointers = ctypes.POINTER(ctypes.c_void_p)
     lib.emmy_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(_Info)]
+    words, sizes = ctypes.POINTER(ctypes.c_char_p), syms
+    lib.emmy_open_table.argtypes = [
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32, words, sizes, sizes, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(_Info),
+    ]  # fmt: skip
+    lib.emmy_choose.argtypes = [ctypes.c_void_p, syms]
+    lib.emmy_choice_ns.argtypes = [ctypes.c_void_p, sizes, ctypes.c_int32, ctypes.c_int32]
+    lib.emmy_choice_ns.restype = ctypes.c_double
     lib.emmy_argument_bytes.argtypes = [ctypes.c_void_p, syms, ctypes.c_int32]
     lib.emmy_argument_bytes.restype = ctypes.c_int64
     lib.emmy_run.argtypes = [ctypes.c_void_p, pointers, syms, ctypes.c_int32, ctypes.c_void_p]
@@ -70,12 +77,12 @@ def build() -> None:
 
     For whoever must not take that for a fault of the first plan it loads.
     """
-    _launcher()
+    library()
 
 
 def _check(code: int, what: str) -> None:
     if code:
-        raise LaunchError(f"{what}: {_launcher().emmy_message(code).decode()}", code)
+        raise LaunchError(f"{what}: {library().emmy_message(code).decode()}", code)
 
 
 class BoundPlan:
@@ -90,7 +97,7 @@ class BoundPlan:
         self._syms = (ctypes.c_int64 * max(1, len(syms)))(*syms)
         addresses = [b if isinstance(b, int) else b.ctypes.data for b in buffers]
         self._arguments = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
-        self._threads, self._stream, self._run = threads, stream, _launcher().emmy_run
+        self._threads, self._stream, self._run = threads, stream, library().emmy_run
 
     def __call__(self) -> None:
         code = self._run(self._handle, self._arguments, self._syms, self._threads, self._stream)
@@ -103,12 +110,13 @@ class LoadedPlan:
 
     def __init__(self, path: Path | str, device: str = "cpu") -> None:
         """Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built."""
-        self.path, info, handle = Path(path), _Info(), ctypes.c_void_p()
+        self.path = Path(path)
+        self._open("emmy_open", device.encode(), str(path).encode())
+
+    def _open(self, call: str, *what: object) -> None:
+        info, handle = _Info(), ctypes.c_void_p()
         self._handle: ctypes.c_void_p | None = None
-        _check(
-            _launcher().emmy_open(device.encode(), str(path).encode(), ctypes.byref(handle), ctypes.byref(info)),
-            str(path),
-        )
+        _check(getattr(library(), call)(*what, ctypes.byref(handle), ctypes.byref(info)), str(self.path))
         self._handle = handle
         self.arguments = tuple(info.arguments[i].decode() for i in range(info.n_arguments))
         self.syms = tuple(info.syms[i].decode() for i in range(info.n_syms))
@@ -117,7 +125,7 @@ class LoadedPlan:
     def argument_bytes(self, syms: Sequence[int] = ()) -> tuple[int, ...]:
         """Bytes of each argument for these sizes."""
         sizes = (ctypes.c_int64 * max(1, len(syms)))(*syms)
-        return tuple(_launcher().emmy_argument_bytes(self._handle, sizes, i) for i in range(len(self.arguments)))
+        return tuple(library().emmy_argument_bytes(self._handle, sizes, i) for i in range(len(self.arguments)))
 
     def bind(
         self,
@@ -135,6 +143,7 @@ class LoadedPlan:
             raise UsageError(f"{self.path} is closed")
         args = self._ordered(buffers, self.arguments, "argument")
         sizes = self._ordered(syms, self.syms, "size")
+        self._serves(sizes)
         if threads < 1:
             raise UsageError(f"{self.path}: {threads} threads; at least 1 is needed")
         for name, b, need in zip(self.arguments, args, self.argument_bytes(sizes), strict=True):
@@ -155,6 +164,9 @@ class LoadedPlan:
         """Runs every launch; see `bind`. On a CPU it returns when all is done, and threads=1 uses the calling thread alone."""
         self.bind(buffers, syms, threads, stream)()
 
+    def _serves(self, sizes: Sequence[int]) -> None:
+        """Raises UsageError for sizes that are not served; a plan's own kernels trust theirs."""
+
     def _ordered(self, given: Sequence[T] | Mapping[str, T], names: tuple[str, ...], what: str) -> tuple[T, ...]:
         if isinstance(given, Mapping):
             missing = [n for n in names if n not in given]
@@ -169,7 +181,7 @@ class LoadedPlan:
 
     def close(self) -> None:
         if self._handle is not None:
-            _launcher().emmy_close(self._handle)
+            library().emmy_close(self._handle)
             self._handle = None
 
     def __enter__(self) -> LoadedPlan:

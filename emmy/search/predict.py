@@ -85,8 +85,7 @@ class Predicting:
     def go(self) -> TuneResult:
         """The pick, kept in the home, unless nothing passed the compiler and the emulator."""
         r, model = self.request, self.model
-        prior = load_target(model.card.target) if model else None
-        space = RatedSpace(Forecast(r.op, r.target, model, prior))
+        space = self._space()
         strategy = make_strategy(r.strategy, space, seed=r.seed, model=space.forecast)
         digest = model.digest if model else ""
         self.on_event(Started(r.op.key, r.target.name, r.strategy, r.budget, "", 0, 0, digest))
@@ -101,6 +100,35 @@ class Predicting:
             op=r.op.key, target=r.target.name, best=None, finalists=(), default=None, trials=len(self._log2_us), counts={},
             elapsed_s=elapsed_s, why=why, run_id="", raced=False, predicted=pick, rejected=tuple(self._rejected),
         )  # fmt: skip
+
+    def times_us(self, schedules: Sequence[str]) -> dict[str, float]:
+        """What is predicted of the schedules, of those that are legal; they are neither compiled nor run."""
+        space, out = self._space(), {}
+        for schedule in schedules:
+            try:
+                log2_us, _ = space.forecast.predict(space.features([Point(schedule, ())]))
+            except PlanError:
+                continue
+            out[schedule] = float(2.0 ** log2_us[0])
+        return out
+
+    def confirm(self, schedule: str) -> Prediction | None:
+        """The schedule as the pick, kept in the home; None when it does not pass the compiler and the emulator."""
+        promise = log2(self.times_us([schedule]).get(schedule, inf))
+        built = self._built(schedule, promise) if promise < inf else None
+        if built is None:
+            return None
+        found = self.checker(self.request.op, schedule, self.request.target)
+        if found.wrong:
+            self._reject(schedule, "emulator", f"{found.op or 'not run'}: {found.wrong}")
+            return None
+        pick = self._prediction(self._space(), built, found)
+        keep(self.home, pick)
+        return pick
+
+    def _space(self) -> RatedSpace:
+        prior = load_target(self.model.card.target) if self.model else None
+        return RatedSpace(Forecast(self.request.op, self.request.target, self.model, prior))
 
     # ------------------------------------------------------------ search
     def _search(self, space: RatedSpace, strategy: Strategy) -> str:

@@ -87,6 +87,11 @@ def find_prediction(home: Path, op: Op, target: Target) -> Prediction | None:
     return latest if latest is not None and _holds(latest, op, target) else None
 
 
+def predicted_ops(home: Path, target: Target) -> tuple[str, ...]:
+    """The ops that there are picks for on the target, the latest pick's first, whether they still hold or not."""
+    return tuple(dict.fromkeys(p.op for p in reversed(_all(home, target))))
+
+
 def has_stale_prediction(home: Path, op: Op, target: Target) -> bool:
     """Whether there is a pick for the op whose schedule generates another source now."""
     latest = _latest(home, op, target)
@@ -94,15 +99,16 @@ def has_stale_prediction(home: Path, op: Op, target: Target) -> bool:
 
 
 def _latest(home: Path, op: Op, target: Target) -> Prediction | None:
+    return next((p for p in reversed(_all(home, target)) if p.op == op.key), None)
+
+
+def _all(home: Path, target: Target) -> list[Prediction]:
+    """Every pick for the target, oldest first."""
     path = _path(home, target.name)
     if not path.exists():
-        return None
+        return []
     found = (_read(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
-    latest = None
-    for p in found:
-        if p is not None and (p.op, p.target) == (op.key, target.name):
-            latest = p
-    return latest
+    return [p for p in found if p is not None and p.target == target.name]
 
 
 def _holds(p: Prediction, op: Op, target: Target) -> bool:

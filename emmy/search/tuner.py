@@ -17,12 +17,14 @@ from math import inf
 from pathlib import Path
 
 from emmy.errors import DataError
+from emmy.ir.dispatch import Dispatch
 from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
 from emmy.measure.measurer import Measurer, Speedup
 from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.budget import Budget
 from emmy.search.events import Finished, Listener, Measured, Note, Racing, Started, ignore
 from emmy.search.predictions import Prediction, Rejection
+from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Point, Trial
 from emmy.search.strategy import Strategy
@@ -82,6 +84,9 @@ class Plan:
 class TuneResult:
     """The outcome for one op. Rows are under the final protocol when the race was held (`raced`).
 
+    Of an op tuned by ranges of its size, `ranges` is the table; `best`, `default` and `predicted` are of the last one, and the
+    counts are of the search in all of them.
+
     On a card that is not here nothing is measured: `best` is None, `predicted` the pick, and `rejected` says of schedules
     that were predicted to be faster why they are not the pick.
     """
@@ -100,6 +105,12 @@ class TuneResult:
     resumed: int = 0
     predicted: Prediction | None = None
     rejected: tuple[Rejection, ...] = ()
+    ranges: tuple[RangeWinner, ...] = ()
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """Which schedule serves which sizes; None for an op that one schedule serves."""
+        return dispatch_of(self.ranges)
 
     @property
     def speedup(self) -> Speedup | None:

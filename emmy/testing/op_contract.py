@@ -12,7 +12,7 @@ from typing import ClassVar, get_args
 import numpy as np
 import pytest
 
-from emmy.errors import PlanError
+from emmy.errors import PlanError, UsageError
 from emmy.ir import interpret
 from emmy.ir.dtype import decode, encode, storage
 from emmy.ir.ops import Accumulate, InputKind, Op, Storage, parse_op
@@ -66,6 +66,18 @@ class OpContract:
                 for sizes in (None, {}, {s.name: s.lo - 1}, {s.name: s.hi + 1}):
                     with pytest.raises(PlanError, match=f"{s.lo}..{s.hi}"):
                         op.inputs("normal", 0, sizes)
+
+    def test_a_part_of_a_symbol_s_range_is_the_op_of_fewer_sizes(self) -> None:
+        for op in self.ops:
+            for s in op.program().syms:
+                for lo, hi in ((s.lo, s.hi), (s.lo, (s.lo + s.hi) // 2), (s.hi, s.hi)):
+                    part = op.within(s.name, lo, hi)
+                    assert part.program() == op.program().within(s.name, lo, hi) and parse_op(part.key) == part
+                for lo, hi in ((s.lo - 1, s.hi), (s.lo, s.hi + 1), (s.hi, s.hi - 1)):
+                    with pytest.raises(UsageError):
+                        op.within(s.name, lo, hi)
+            with pytest.raises(UsageError, match="open until run time"):
+                op.within("nothing", 1, 2)
 
     def test_the_reference_is_what_the_program_means(self) -> None:
         for op, kind, sizes in self.cases():

@@ -195,6 +195,39 @@ for m in (0, 501):
     assert "m is 501, this plan serves 1..500" in out
 
 
+def test_a_table_launches_the_plan_of_the_range_which_stays_bound(tmp_path: Path) -> None:
+    one = "argument A 2 64\nargument C 4 128\nkernel k0 32 0 7\npass A\npass C\n"  # a single size asks for none
+    many = "sym m 2 500\nargument A 2 64 $0 *\nargument C 4 $0 128 *\nkernel k0 64 0 $0\npass A\npass C\nsize m\n"
+    for name, lines in (("one", one), ("many", many)):
+        (tmp_path / name).write_bytes(fake.plan("k0 nothing 0 0 0 1\n", lines))
+    out = fake.run(
+        LOADING
+        + f"""
+from pathlib import Path
+from emmy.runtime.table import LoadedTable, PlanRange
+folder = Path({str(tmp_path)!r})
+with LoadedTable("m", [PlanRange(1, 1, folder / "one"), PlanRange(2, 500, folder / "many")], "cuda") as table:
+    print(json.dumps([table.arguments, table.syms, table.argument_bytes([1]), table.argument_bytes([3])]))
+    for m in (1, 2, 500, 1):
+        table.run([0x1000, 0x2000], [m], stream=0x55)
+    call = table.bind([0x1000, 0x2000], [500])
+    call._syms[0] = 501
+    try:
+        call()
+    except LaunchError as e:
+        print(e)
+""",
+        tmp_path,
+        FAKE_CUDA_LOG=str(tmp_path / "log"),
+    )
+    first, refused = out.splitlines()
+    assert json.loads(first) == [["A", "C"], ["m"], [128, 512], [3 * 128, 3 * 512]]
+    assert "m is 501, this table serves 1..500" in refused
+    launches = [line.split()[3:9] for line in log(tmp_path) if line.startswith("launch")]
+    assert [(grid[0], grid[4]) for grid in launches] == [("7", "32"), ("2", "64"), ("500", "64"), ("7", "32")]
+    assert sum(line.startswith("load") for line in log(tmp_path)) == 2 == log(tmp_path).count("unload")
+
+
 BROKEN = {
     b"": "another kind of file",
     b"emmy-gpu-plan 1\n": "version is 1, this Emmy reads 2",

@@ -10,15 +10,17 @@ import pytest
 
 from emmy.codegen.files import appearing
 from emmy.codegen.nvrtc import compile_cubin
-from emmy.errors import IllegalMove
+from emmy.errors import IllegalMove, UsageError
+from emmy.ir.dispatch import parse_dispatch
 from emmy.ir.ops import parse_op
 from emmy.ir.target import Target, load_target
+from emmy.loading import load_table
 from emmy.measure.check import cases, operands
 from emmy.measure.compile_pool import Builder, Built
 from emmy.measure.cuda import CudaMeasurer, target_of
 from emmy.measure.worker_measurer import RunLimit
 from emmy.records import Candidate, Status
-from emmy.runtime.cuda_driver import gpus
+from emmy.runtime.cuda_driver import Context, gpus
 from emmy.search.schedule_space import ScheduleSpace
 from tests.measure.contract import MeasurerContract
 
@@ -198,3 +200,25 @@ def test_answers_on_the_gpu_are_the_ops_own(target: Target) -> None:
         device.time_ns([stock[1].bind(held, case.sizes)])
         norm = answers.compare(case, held).error_norm
         assert norm is not None and norm < 4
+
+
+def test_a_table_by_ranges_is_right_at_both_ends_of_each_and_its_choice_is_cheap(target: Target) -> None:
+    op = parse_op("matmul:m(1..200)x64x96:f16:nk")
+    small = "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,32) k0/split(m,warp,16) "
+    small += "k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16)"
+    large = small.replace("k0/split(m,grid,16)", "k0/split(m,grid,64)").replace("cp_async,2", "cp_async,3")
+    table, context = load_table(op, parse_dispatch(f"m 1..16: {small} | m 17..200: {large}"), target), Context()
+    for m in (1, 16, 17, 200):
+        x = op.inputs("integer", 0, {"m": m})
+        y = np.full((m, 64), np.nan, np.float16)
+        at = {name: context.allocate(a.nbytes) for name, a in {**x, "C": y}.items()}
+        for name, a in x.items():
+            context.write(at[name], a)
+        table.run(at, {"m": m}, stream=context.stream)
+        context.read(at["C"], y)
+        assert op.error_norm({"C": y}, x, "integer") <= 1, m
+        for address in at.values():
+            context.free(address)
+    assert table.choice_ns((1, 16, 17, 200), rounds=1000) < 2000
+    with pytest.raises(UsageError, match=r"m is 201, this table serves 1\.\.200"):
+        table.choose(201)

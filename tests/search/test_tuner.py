@@ -17,6 +17,7 @@ from emmy.measure.fake import FakeMeasurer
 from emmy.measure.journal import closed_journals, closed_path, journal_path, open_journals, read_journal
 from emmy.records import Candidate, Measurement
 from emmy.search.events import Event, Finished, Measured, Note, Racing, Started, ignore
+from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.tuner import FINALISTS, Stop, TuneResult
 
 OP = "matmul:64x96x128:f32"
@@ -72,7 +73,7 @@ def stop_after(n: int, stop: Stop) -> object:
 def test_the_default_schedule_is_measured_first(tmp_path: Path) -> None:
     measurer = Counting()
     result = tune(tmp_path, measurer)
-    space = api.ScheduleSpace(emmy.parse_op(OP), emmy.load_target("cpu"))
+    space = ScheduleSpace(emmy.parse_op(OP), emmy.load_target("cpu"))
     assert measurer.measured[0] == space.default().key
     assert result.default is not None and result.default.schedule == space.default().key
 
@@ -153,7 +154,7 @@ def test_patience_counts_trials_without_a_better_one(tmp_path: Path) -> None:
 
 def test_a_space_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
     tiny = "matmul:1x1x2:f32"
-    space = api.ScheduleSpace(emmy.parse_op(tiny), emmy.load_target("cpu"))
+    space = ScheduleSpace(emmy.parse_op(tiny), emmy.load_target("cpu"))
     size = space.size(1000)
     assert size is not None
     result = api.tune(tiny, budget="1000", strategy="random", home=tmp_path, measurer=FakeMeasurer())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ import numpy as np
 from emmy.ir.dtype import DType, Floats, decode, encode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
-from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes
+from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes, part_of
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value
 
 Activation = Literal["gelu_tanh", "silu"]
@@ -53,6 +53,9 @@ class Glu(Op):
         y = Stage("Y", ("m", "n"), Apply("mul", (Apply(self.activation, (gate,)), up)), (), self.dtype)
         dims = (("m", self.m), ("n", self.n), ("k", self.k))
         return Program(dims, (Value("A", ("m", "k"), self.dtype), *weights), (*sums, y), ("Y",))
+
+    def within(self, symbol: str, lo: int, hi: int) -> Glu:
+        return replace(self, m=part_of(self.key, self.m, symbol, lo, hi))
 
     def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
         program = self.program()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar, Literal, get_args
 
@@ -13,7 +13,7 @@ from emmy.errors import UsageError
 from emmy.ir.dtype import DType, Floats, decode, encode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
-from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes
+from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes, part_of
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value
 
 Epilogue = Literal["bias", "gelu_tanh", "silu", "residual", "scale", "sum_squares"]
@@ -96,6 +96,9 @@ class Matmul(Op):
             outputs += ("S",)
         dims = (("m", self.m), ("n", self.n), ("k", self.k))
         return Program(dims, tuple(inputs), stages, outputs)
+
+    def within(self, symbol: str, lo: int, hi: int) -> Matmul:
+        return replace(self, m=part_of(self.key, self.m, symbol, lo, hi))
 
     def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
         program = self.program()

@@ -74,6 +74,10 @@ class Op(ABC):
     def tolerance(self, accumulate: Accumulate = "f32", output: str | None = None) -> tuple[float, float]:
         """(absolute, relative) error allowed on "normal" inputs, of the first output or of the one that is named."""
 
+    def within(self, symbol: str, lo: int, hi: int) -> Op:
+        """The op for the sizes lo..hi of one of its symbols; a fixed size where they are one. Raises UsageError."""
+        raise UsageError(f"{self.key}: no size is open until run time")
+
     def typical_sizes(self) -> dict[str, int]:
         """A size for each symbol, used where one must be picked: the upper end of its range."""
         return {s.name: s.hi for s in self.program().syms}

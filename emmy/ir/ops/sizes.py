@@ -41,6 +41,13 @@ def check_sizes(kind: str, m: Dim, n: int, k: int, dtype: str, layout: str) -> N
         raise UsageError(f"{kind}: dtype {dtype} and layout {layout}; allowed are {allowed}")
 
 
+def part_of(key: str, m: Dim, symbol: str, lo: int, hi: int) -> Dim:
+    """The sizes lo..hi of an op's open size `m`. Raises UsageError when it is not open, or has not these sizes."""
+    if not isinstance(m, Sym) or symbol != m.name:
+        raise UsageError(f"{key}: no size is named {symbol} and open until run time")
+    return m.within(lo, hi)
+
+
 def parse_sizes(kind: str, rest: str, options: tuple[str, ...]) -> Sizes:
     """What `kind:rest` says, where any of `options` may stand beside a layout. Raises UsageError."""
     shape, _, tail = rest.partition(":")

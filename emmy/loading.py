@@ -1,0 +1,36 @@
+"""From an op and its schedules to something that runs in this process. Chooses no schedule and measures nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emmy.codegen import gcc, gpu_build
+from emmy.codegen.build import plan_source
+from emmy.ir.dispatch import Dispatch
+from emmy.ir.ops import Op
+from emmy.ir.plan import Plan
+from emmy.ir.schedule import replay
+from emmy.ir.target import Target
+from emmy.runtime.launcher import LoadedPlan
+from emmy.runtime.table import LoadedTable, PlanRange
+
+
+def load_plan(op: Op, schedule: str, target: Target) -> LoadedPlan:
+    """The op under one schedule. Raises IllegalMove, PlanError, CompileError or LaunchError."""
+    return LoadedPlan(_built(replay(op.program(), schedule, target), target), _backend(target))
+
+
+def load_table(op: Op, table: Dispatch, target: Target) -> LoadedTable:
+    """The op under a table: each range compiled by itself. Raises UsageError when the table is not of the op's sizes, too."""
+    plans = table.plans(op.program(), target)
+    ranges = [PlanRange(r.lo, r.hi, _built(p, target)) for r, p in zip(table.ranges, plans, strict=True)]
+    return LoadedTable(table.symbol, ranges, _backend(target))
+
+
+def _built(plan: Plan, target: Target) -> Path:
+    unit = plan_source(plan, target)
+    return gcc.build(unit, target).path if target.is_cpu else gpu_build.build(unit, target).path
+
+
+def _backend(target: Target) -> str:
+    return "cpu" if target.is_cpu else "cuda"

@@ -1,0 +1,126 @@
+"""What is stored of an op, and the op under it: as schedules, as a table by ranges, as text, ready to run. Measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from emmy import config
+from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
+from emmy.ir.ops import Op, parse_op
+from emmy.ir.target import load_target
+from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
+from emmy.loading import load_plan, load_table
+from emmy.ranged import find_table
+from emmy.runtime.launcher import LoadedPlan
+from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
+from emmy.search.ranges import RangeWinner
+from emmy.search.schedule_space import ScheduleSpace
+from emmy.winner import Winner, find_winner, measured_rows
+
+
+def as_op(op: Op | str) -> Op:
+    return parse_op(op) if isinstance(op, str) else op
+
+
+def winner(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Winner | None:
+    """The best schedule stored for the op on this machine's device; None when nothing right was measured of it."""
+    target = load_target(gpu)
+    return find_winner(measured_rows(home or config.home(), as_op(op).key, target, threads), target.product)
+
+
+def prediction(op: Op | str, *, gpu: str, home: Path | None = None) -> Prediction | None:
+    """The schedule that `tune` predicted to be the best on a card that was not there; None without one that holds still."""
+    return find_prediction(home or config.home(), as_op(op), load_target(gpu))
+
+
+def subject(
+    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+) -> Subject:
+    """The op under `schedule`: by default the stored winner's, else the predicted one, else what a search measures first."""
+    op, target = as_op(op), load_target(gpu)
+    origin: Origin = "given"
+    note = "as given"
+    if schedule is None:
+        if (best := winner(op, gpu=gpu, threads=threads, home=home)) is not None:
+            schedule, origin, note = best.schedule, "measured", "the stored winner"
+        elif (pick := prediction(op, gpu=gpu, home=home)) is not None:
+            schedule, origin, note = pick.schedule, "predicted", str(pick)
+        else:
+            schedule, origin = ScheduleSpace(op, target, threads).default().key, "default"
+            stale = has_stale_prediction(home or config.home(), op, target)
+            why = (
+                "the schedule predicted for it makes another source now: tune again"
+                if stale
+                else "nothing is stored for it"
+            )
+            note = f"the default: {why}"
+    return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
+
+
+def table(
+    op: Op | str, text: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+) -> tuple[RangeWinner, ...]:
+    """The ranges of the op's stored table, ascending, or those of a table's text; () where one schedule serves all sizes.
+
+    Raises UsageError for a text that is no table, or one of other sizes than the op's.
+    """
+    op, target = as_op(op), load_target(gpu)
+    if text is None:
+        found = find_table(home or config.home(), op, target, threads)
+        return found if len(found) > 1 else ()
+    if not is_dispatch(text):
+        return ()
+    given = parse_dispatch(text)
+    given.check(op.program())
+    symbol = given.symbol
+    return tuple(RangeWinner(symbol, r, op.within(symbol, r.lo, r.hi).key) for r in given.ranges)
+
+
+def subjects(
+    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+) -> tuple[Subject, ...]:
+    """The op as `subject` gives it; where a table serves it (see `table`), each of its ranges."""
+    ranges = table(op, schedule, gpu=gpu, threads=threads, home=home)
+    if not ranges:
+        return (subject(op, schedule, gpu=gpu, threads=threads, home=home),)
+    target, out = load_target(gpu), []
+    for w in ranges:
+        part = parse_op(w.op)
+        origin: Origin = "measured" if w.row else "predicted" if w.predicted else "given"
+        note = str(w.predicted) if w.predicted else f"{origin}, for {w.symbol} {w.range.sizes}"
+        out.append(Subject(part.key, part.program(), w.range.schedule, target, part, note, threads, origin))
+    return tuple(out)
+
+
+def show(
+    op: Op | str,
+    schedule: str | None = None,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    levels: Sequence[LevelName] = LEVELS,
+    home: Path | None = None,
+) -> tuple[Level, ...]:
+    """The op's levels as text under `schedule` (see `subjects`; of a table, those of each range in turn).
+
+    `plan:NAME` names one of the five worked plans.
+    """
+    if isinstance(op, str) and op.startswith("plan:"):
+        return describe(example(op.removeprefix("plan:")), levels)
+    found = subjects(op, schedule, gpu=gpu, threads=threads, home=home)
+    return tuple(level for s in found for level in describe(s, levels))
+
+
+def load(
+    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+) -> LoadedPlan:
+    """The op ready to run on arrays of its sizes, under `schedule`, a table's text, or what is stored (see `subjects`).
+
+    Of a table every run takes the plan whose range holds the size; the choice is made in C++. Arrays are in storage form
+    (`emmy.ir.dtype.encode`), on a GPU addresses in its memory. `threads` says whose winners: it is given to `run` again.
+    """
+    op, target = as_op(op), load_target(gpu)
+    if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):
+        return load_table(op, Dispatch(ranges[0].symbol, tuple(w.range for w in ranges)), target)
+    return load_plan(op, subject(op, schedule, gpu=gpu, threads=threads, home=home).schedule, target)

@@ -1,0 +1,59 @@
+"""Plans by ranges of a size, loaded as one: each launch takes the plan whose range holds the size. The choice is C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emmy.errors import UsageError
+from emmy.runtime.launcher import LoadedPlan, library
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRange:
+    """A compiled plan and the sizes lo..hi that it serves."""
+
+    lo: int
+    hi: int
+    path: Path
+
+
+class LoadedTable(LoadedPlan):
+    """Plans by ranges of `symbol`, ready to run like one plan: `bind` and `run` take any size of any range.
+
+    `n_launches` is that of the plan with the most. Plans keep workspaces of their own.
+    """
+
+    def __init__(self, symbol: str, ranges: Sequence[PlanRange], device: str = "cpu") -> None:
+        """Ranges in order, without gaps. Raises LaunchError when a plan cannot be loaded or they make no table."""
+        self.path = Path(ranges[0].path if ranges else "empty table")  # names the table in errors
+        self.ranges = tuple(ranges)
+        n = len(ranges)
+        paths = (ctypes.c_char_p * max(1, n))(*(str(r.path).encode() for r in ranges))
+        lo, hi = ((ctypes.c_int64 * max(1, n))(*ends) for ends in ([r.lo for r in ranges], [r.hi for r in ranges]))
+        self._size, self._choose = (ctypes.c_int64 * 1)(), library().emmy_choose
+        self._open("emmy_open_table", device.encode(), symbol.encode(), n, paths, lo, hi)
+
+    def choose(self, size: int) -> int:
+        """Number of the range that serves the size. Raises UsageError when none does."""
+        self._size[0] = size
+        at = -1 if self._handle is None else self._choose(self._handle, self._size)
+        if at < 0:
+            self._serves((size,))
+        return int(at)
+
+    def choice_ns(self, sizes: Sequence[int], rounds: int = 100_000) -> float:
+        """Nanoseconds of one choice in C++: the mean over `rounds` of choosing for each of the sizes. A benchmark's call."""
+        for size in sizes:
+            self._serves((size,))
+        given = (ctypes.c_int64 * len(sizes))(*sizes)
+        return float(library().emmy_choice_ns(self._handle, given, len(sizes), rounds))
+
+    def _serves(self, sizes: Sequence[int]) -> None:
+        if self._handle is None:
+            raise UsageError(f"{self.path} is closed")
+        first, last = self.ranges[0], self.ranges[-1]
+        if not first.lo <= sizes[0] <= last.hi:
+            raise UsageError(f"{self.syms[0]} is {sizes[0]}, this table serves {first.lo}..{last.hi}")

@@ -1,0 +1,89 @@
+"""Ops with a size that is open until run time, at the command line: tables by ranges."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from emmy import api
+from emmy.ir.dispatch import parse_dispatch
+from emmy.ir.ops import parse_op
+from tests.cli.conftest import Emmy
+from tests.search.by_size import BySize
+
+OP = "matmul:m(33..128)x64x96:f32"
+TUNE = ("tune", OP, "--budget", "24", "--strategy", "random")
+TABLE = "m 33..70: k0.C/atom(fma,4,16,1,4) | m 71..128: k0/stage(B,pack,1) k0.C/atom(fma,4,16,1,8)"
+
+
+@pytest.fixture
+def by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "device", lambda *_, **__: nullcontext(BySize()))
+
+
+def test_tune_shows_the_table_and_show_and_bench_find_it_again(emmy: Emmy, by_size: None) -> None:
+    said = emmy(*TUNE)
+    assert said.code == 0 and "table      m 33" in said.out and f"emmy bench '{OP}' --threads 1" in said.out
+    text = next(line.split("table      ")[1] for line in said.out.splitlines() if "table      " in line)
+    parse_dispatch(text).check(parse_op(OP).program())
+    assert f"table: {text}" in emmy("show", OP).out
+    shown, raced = emmy("show", OP, "--json").of("range"), emmy("bench", OP, "--json").of("bench")
+    assert [r["op"] for r in shown] == [r["op"] for r in raced] and len(shown) > 1
+    assert [r["schedule"] for r in shown] == [r["schedule"] for r in raced] and {r["known"] for r in shown} == {
+        "measured"
+    }
+
+
+def test_tune_in_json_gives_the_table_and_a_race_for_each_range(emmy: Emmy, by_size: None) -> None:
+    said = emmy(*TUNE, "--json")
+    (whole,) = said.of("dispatch")
+    assert whole["op"] == OP and whole["trials"] == 24
+    ranges, races = said.of("range"), said.of("tune")
+    assert str(whole["dispatch"]).count("|") == len(ranges) - 1 and [r["op"] for r in ranges] == [
+        r["op"] for r in races
+    ]
+    assert all(r["ratio"] and r["time_us"] for r in races)
+
+
+def test_one_schedule_serves_all_sizes_when_asked(emmy: Emmy, by_size: None) -> None:
+    (record,) = emmy(*TUNE, "--one-schedule", "--json").of("tune")
+    assert record["op"] == OP and emmy("show", OP, "--ir", "tile", "--json").of("level")[0]["origin"] == "measured"
+
+
+def test_show_takes_the_text_of_a_table(emmy: Emmy) -> None:
+    assert [r["sizes"] for r in emmy("show", OP, TABLE, "--json").of("range")] == ["m 33..70", "m 71..128"]
+    levels = emmy("show", OP, TABLE, "--ir", "tile", "--json").of("level")
+    assert [(x["subject"], x["origin"]) for x in levels] == [
+        ("matmul:m(33..70)x64x96:f32", "given"), ("matmul:m(71..128)x64x96:f32", "given"),
+    ]  # fmt: skip
+    assert "B.pack" in str(levels[1]["text"]) and "B.pack" not in str(levels[0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("m 1..8: | m 10..32:", "gap after m 1..8"),
+        ("m 1..31:", "open sizes of the op"),
+        ("m 1..32", "has not the form"),
+    ],
+)
+def test_a_table_with_a_gap_or_of_other_sizes_is_a_usage_error(emmy: Emmy, table: str, said: str) -> None:
+    for command in (("show", OP, table), ("bench", OP, "--schedule", table)):
+        answer = emmy(*command)
+        assert answer.code == 2 and said in answer.err
+
+
+@pytest.mark.slow
+def test_a_card_that_is_not_here_gets_a_predicted_table_which_show_repeats(emmy: Emmy) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    op = "matmul:m(9..32)x64x64:f16"
+    said = emmy("tune", op, "--gpu", "rtx4090", "--budget", "6", "--strategy", "random", "--model", "roofline")
+    assert said.code == 0 and "predicted, not measured" in said.out
+    shown = emmy("show", op, "--gpu", "rtx4090", "--ir", "tile", "--json").of("level")
+    assert shown and {x["origin"] for x in shown} == {"predicted"}
+    if "table      " in said.out:
+        text = next(line.split("table      ")[1] for line in said.out.splitlines() if "table      " in line)
+        assert [r.schedule for r in parse_dispatch(text).ranges] == [x["schedule"] for x in shown]
+    else:
+        assert f"schedule   {shown[0]['schedule']}" in said.out and len(shown) == 1
