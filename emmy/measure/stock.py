@@ -1,7 +1,7 @@
 """What a user would run without Emmy, as something a measurer can time: torch, else numpy. Knows no schedules.
 
-It is stock's best case: outputs are written in place (no allocation is timed), gradients are off, the bias rides on the
-matrix product where torch can do that, and a gated pair's two weights are one, merged before anything is timed.
+It is stock's best case: outputs are written in place (no allocation is timed), gradients are off, what is added first rides on the
+matrix product, as torch can do, and a gated pair's two weights are one, merged before anything is timed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class TorchMatmul:
         a, b, out = x["A"], x["B"] if self.op.layout == "kn" else x["B"].t(), x[_output(self.op)]
         steps: list[Callable[[], object]] = []
         rest = self.op.epilogue
-        if rest[:1] == ("bias",):
-            bias, rest = x["bias"], rest[1:]
-            steps.append(partial(torch.addmm, bias, a, b, out=out))
+        if rest[:1] in (("bias",), ("residual",)):
+            added, rest = x["bias" if rest[0] == "bias" else "R"], rest[1:]
+            steps.append(partial(torch.addmm, added, a, b, out=out))
         else:
             steps.append(partial(torch.mm, a, b, out=out))
         for e in rest:

@@ -200,7 +200,7 @@ def tma() -> Iterator[Probe]:
 
             yield Probe(f"tma_{rank}d_swizzle{swizzle}", kernel, make, smem_bytes=16392)
         where = ", ".join(("(int)rank * 8", *("0" for _ in range(rank - 1))))
-        for hint, policy in (("", ""), ("_hint", ", emmy_policy_evict_first()"))[: 2 if rank == 2 else 1]:
+        for hint, policy in (("", ""), ("_hint", ", emmy_policy_evict_first()"))[: 2 if rank < 4 else 1]:
             yield Probe(
                 f"tma_{rank}d_multicast{hint}",
                 f"""EMMY_KERNEL(32, 1) EMMY_CLUSTER(2, 1, 1) probe(EMMY_TENSORMAP(map), u32* out) {{
