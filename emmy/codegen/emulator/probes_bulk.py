@@ -262,7 +262,7 @@ def _wgmma_probe(
   emmy_ldg_b128(fa, in + 4 * t);
   float d[{n // 2}];
   for (int i = 0; i < {n // 2}; ++i) {{ d[i] = (float)(i % 5); emmy_pin_f32(d[i]); }}
-  for (int i = 0; i < 4; ++i) emmy_pin_b32(fa[i]);
+  {"emmy_pin_b32x4(fa);" if registers else "for (int i = 0; i < 4; ++i) emmy_pin_b32(fa[i]);"}
   emmy_wgmma_fence();
   for (u32 kk = 0; kk < {steps}u; ++kk)
     emmy_{helper_name}(d, {"fa" if registers else a}, {b}, {"true" if steps == 1 else "kk > 0"});
