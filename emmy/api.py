@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import overload
 
 from emmy import __version__, config
@@ -289,6 +290,12 @@ class BenchResult:
     predicted: Prediction | None = None
 
 
+def _of_ranges(op: Op, gpu: str, threads: int, home: Path) -> str:
+    """What is stored of the op's ranges instead, for a message."""
+    ranges = table(op, gpu=gpu, threads=threads, home=home)
+    return f" as one schedule, but of its ranges ({', '.join(repr(w.op) for w in ranges)}): name one" if ranges else ""
+
+
 def bench(
     op: Op | str,
     schedule: str | None = None,
@@ -316,8 +323,8 @@ def bench(
                 with device(target, threads, wait=wait, measurer=measurer):
                     pass  # that the card is not here is the first thing to say
             raise UsageError(
-                f"nothing is stored of {op} on {gpu} with {threads} threads. Tune it: `emmy tune {op} --threads {threads}`, "
-                "or name a schedule: --schedule '...'"
+                f"nothing is stored of {op} on {gpu} with {threads} threads{_of_ranges(op, gpu, threads, home)}. Tune it: "
+                f"`emmy tune {quote(op.key)} --gpu {gpu} --threads {threads}`, or name a schedule: --schedule '...'"
             )
         schedule = best.schedule if best else pick.schedule if pick else ""
     plan = replay(op.program(), schedule, target)  # refused before the device is taken

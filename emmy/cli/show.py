@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
@@ -22,6 +23,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "schedule", nargs="?", help="moves in one quoted word (default: the stored winner, else the predicted one)"
     )
+    parser.add_argument("--schedule", dest="named", metavar="S", help="the same as an option, wherever it stands")
     add_gpu(parser)
     add_threads(parser)
     parser.add_argument(
@@ -35,6 +37,10 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, screen: Screen) -> int:
+    if args.named is not None:
+        if args.schedule is not None:
+            raise UsageError(f"two schedules are named, {args.schedule!r} and --schedule {args.named!r}: leave one out")
+        args.schedule = args.named
     if args.op.startswith("@"):
         return _list(args.op, screen)
     from emmy import levels
@@ -53,7 +59,7 @@ def run(args: Namespace, screen: Screen) -> int:
         where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
         ranges = api.table(args.op, args.schedule, **where)
         if ranges and args.ir is None and args.dump is None:
-            return _table(ranges, screen)
+            return _table(ranges, args, screen)
         subjects = api.subjects(args.op, args.schedule, **where)
     failed = False
     for s in subjects:
@@ -82,11 +88,13 @@ def run(args: Namespace, screen: Screen) -> int:
     return int(failed)
 
 
-def _table(ranges: tuple[RangeWinner, ...], screen: Screen) -> int:
+def _table(ranges: tuple[RangeWinner, ...], args: Namespace, screen: Screen) -> int:
     """The ranges, and the table as the text that other commands take."""
     show_ranges(screen, ranges)
     screen.show(f"\ntable: {dispatch_text(ranges)}")
-    screen.say(f"levels of one range: emmy show '{ranges[-1].op}'; of all: --ir LEVEL")
+    where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
+    given = f" --schedule '{ranges[-1].range.schedule}'" if args.schedule is not None else ""
+    screen.say(f"levels of one range: emmy show {quote(ranges[-1].op)} {where}{given}; of all: --ir LEVEL")
     return 0
 
 

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
             continue
         default_us = r.default.time_us if r.default else None
         where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
-        reproduce = f"emmy bench {r.op} {where}" + (f" --home {args.home}" if args.home else "")
+        reproduce = f"emmy bench {quote(r.op)} {where}" + (f" --home {args.home}" if args.home else "")
         screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
         screen.show(f"  schedule   {r.best.schedule}\n  reproduce  {reproduce}\n")
         done.append(
@@ -145,7 +146,7 @@ def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[
     about = f"{r.trials} trials in {r.elapsed_s:.0f} s"
     screen.show(f"{r.op} on {r.target}: {counted(len(r.ranges), 'range')} ({how}; {about})")
     show_ranges(screen, r.ranges)
-    screen.show(f"\n  table      {r.dispatch}\n  reproduce  emmy bench '{r.op}' {where}{home}\n")
+    screen.show(f"\n  table      {r.dispatch}\n  reproduce  emmy bench {quote(r.op)} {where}{home}\n")
     facts = {"op": r.op, "target": r.target, "dispatch": str(r.dispatch), "trials": r.trials, "seconds": r.elapsed_s}
     screen.record("dispatch", {**facts, "statuses": r.counts, "rejected": r.rejected})
     return [
@@ -174,7 +175,7 @@ def _render_predicted(r: TuneResult, args: Namespace, screen: Screen) -> None:
         screen.record("tune", record)
         return
     home = f" --home {args.home}" if args.home else ""
-    inspect = f"emmy show {r.op} --gpu {r.target} --ir source{home}"
+    inspect = f"emmy show {quote(r.op)} --gpu {r.target} --ir source{home}"
     model = f"model {p.model} of {p.model_target}" if p.model else "no model"
     mark = "calibrated" if p.calibrated else "uncalibrated"
     screen.show(

@@ -147,6 +147,10 @@ class LoadedPlan:
         if threads < 1:
             raise UsageError(f"{self.path}: {threads} threads; at least 1 is needed")
         for name, b, need in zip(self.arguments, args, self.argument_bytes(sizes), strict=True):
+            if not isinstance(b, int) and not (hasattr(b, "nbytes") and hasattr(b, "flags")):
+                raise UsageError(
+                    f"{self.path}: argument {name} is a {type(b).__name__}; an array or an address is needed"
+                )
             if not isinstance(b, int) and (b.nbytes != need or not b.flags.c_contiguous):
                 form = "C-contiguous" if b.flags.c_contiguous else "not C-contiguous"
                 raise UsageError(

@@ -121,3 +121,10 @@ def test_the_python_call_returns_the_same_levels() -> None:
 def test_one_level_that_cannot_be_made_is_a_failure_and_no_text(emmy: Emmy) -> None:
     said = emmy("show", "matmul:256x256x256:f16", "", "--gpu", "rtx4090", "--ir", "source")
     assert said.code == 1 and not said.out and "C has no atom" in said.err
+
+
+def test_a_schedule_may_be_named_as_an_option(emmy: Emmy) -> None:
+    way = ("--gpu", "cpu-portable", "--ir", "tile")
+    assert emmy("show", OP, *way, "--schedule", SCHEDULE).out == emmy("show", OP, SCHEDULE, *way).out
+    twice = emmy("show", OP, SCHEDULE, *way, "--schedule", SCHEDULE)
+    assert twice.code == 2 and "two schedules are named" in twice.err
