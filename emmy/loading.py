@@ -17,7 +17,8 @@ from emmy.runtime.table import LoadedTable, PlanRange
 
 def load_plan(op: Op, schedule: str, target: Target) -> LoadedPlan:
     """The op under one schedule. Raises IllegalMove, PlanError, CompileError or LaunchError."""
-    return LoadedPlan(_built(replay(op.program(), schedule, target), target), _backend(target))
+    plan = replay(op.program(), schedule, target)
+    return LoadedPlan(_built(plan, target), _backend(target), {s.name: (s.lo, s.hi) for s in plan.guard})
 
 
 def load_table(op: Op, table: Dispatch, target: Target) -> LoadedTable:

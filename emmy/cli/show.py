@@ -70,7 +70,7 @@ def run(args: Namespace, screen: Screen) -> int:
         if args.dump:
             _dump(args.dump / s.title.removeprefix("plan:") if len(subjects) > 1 else args.dump, shown, screen)
         else:
-            _print(s, shown, screen)
+            _print(s, shown, screen, alone=len(subjects) == 1)
         for level in shown:
             screen.record(
                 "level",
@@ -98,8 +98,8 @@ def _table(ranges: tuple[RangeWinner, ...], args: Namespace, screen: Screen) -> 
     return 0
 
 
-def _print(s: Subject, shown: tuple[Level, ...], screen: Screen) -> None:
-    if len(shown) == 1:  # for a pipe: the text and nothing else
+def _print(s: Subject, shown: tuple[Level, ...], screen: Screen, *, alone: bool) -> None:
+    if len(shown) == 1 and alone:  # for a pipe: the text and nothing else
         if shown[0].missing:
             screen.say(f"{s.title} on {s.target.name}: {shown[0].name} is {shown[0].text}")
         else:

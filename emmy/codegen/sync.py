@@ -330,8 +330,8 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
     still empty then.
     """
     at = next((i for i, s in enumerate(steps) if _reaches(plan, launch, s)), len(steps))
-    while at < len(steps) and isinstance(steps[at], FoldParts | Open) and at and isinstance(steps[at - 1], Open):
-        at -= 1  # they are one
+    while at < len(steps) and _is_one_with_open(launch, steps[at]) and at and isinstance(steps[at - 1], Open):
+        at -= 1
     alone = tuple((c,) for c in launch.tile.channels if c.transport in GROUPED)
     every = (*alone, *sync.joints)
     begin = end = at
@@ -351,6 +351,11 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
         rest = (For(ring.at, ring.loop, _without_first(ring.body, peeled, constants)), *rest[1:])
     loads = _preloaded(plan, launch, steps[at]) if at < len(steps) else ()
     return (LetNext(), *steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
+
+
+def _is_one_with_open(launch: Launch, s: Step) -> bool:
+    """Whether a fold that was just opened begins with a step: another's opening, parts, or elements that no instruction takes."""
+    return isinstance(s, FoldParts | Open) or (isinstance(s, Compute) and not launch.tile.work(s.stage).atoms)
 
 
 def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from emmy.errors import EmmyError, UsageError
 Buffer = int | NDArray[np.generic]  # an address, or an array whose memory it is
 T = TypeVar("T")
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
+_MOST = (1 << 31) - 1  # of a size whose plan was made for none in particular
 _CUDA = 1000  # launcher.h: EMMY_CUDA
 
 
@@ -108,9 +109,14 @@ class BoundPlan:
 class LoadedPlan:
     """A compiled plan, ready to run. Use it from one thread at a time; closing it frees workspaces and ends its threads."""
 
-    def __init__(self, path: Path | str, device: str = "cpu") -> None:
-        """Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built."""
-        self.path = Path(path)
+    def __init__(
+        self, path: Path | str, device: str = "cpu", serves: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    ) -> None:
+        """`serves`: the sizes lo..hi that the plan was made for, by symbol; others are refused when it is bound.
+
+        Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built.
+        """
+        self.path, self.serves = Path(path), serves
         self._open("emmy_open", device.encode(), str(path).encode())
 
     def _open(self, call: str, *what: object) -> None:
@@ -169,7 +175,13 @@ class LoadedPlan:
         self.bind(buffers, syms, threads, stream)()
 
     def _serves(self, sizes: Sequence[int]) -> None:
-        """Raises UsageError for sizes that are not served; a plan's own kernels trust theirs."""
+        """Raises UsageError for sizes that are not served: kernels trust theirs."""
+        for name, size in zip(self.syms, sizes, strict=True):
+            if not hasattr(size, "__index__"):
+                raise UsageError(f"{self.path}: {name} is {size!r}, a whole number is needed")
+            lo, hi = self.serves.get(name, (0, _MOST))
+            if not lo <= size <= hi:
+                raise UsageError(f"{self.path}: {name} is {size}, the plan serves {lo}..{hi}")
 
     def _ordered(self, given: Sequence[T] | Mapping[str, T], names: tuple[str, ...], what: str) -> tuple[T, ...]:
         if isinstance(given, Mapping):

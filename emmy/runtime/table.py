@@ -38,11 +38,9 @@ class LoadedTable(LoadedPlan):
 
     def choose(self, size: int) -> int:
         """Number of the range that serves the size. Raises UsageError when none does."""
+        self._serves((size,))
         self._size[0] = size
-        at = -1 if self._handle is None else self._choose(self._handle, self._size)
-        if at < 0:
-            self._serves((size,))
-        return int(at)
+        return int(self._choose(self._handle, self._size))
 
     def choice_ns(self, sizes: Sequence[int], rounds: int = 100_000) -> float:
         """Nanoseconds of one choice in C++: the mean over `rounds` of choosing for each of the sizes. A benchmark's call."""
@@ -55,5 +53,7 @@ class LoadedTable(LoadedPlan):
         if self._handle is None:
             raise UsageError(f"{self.path} is closed")
         first, last = self.ranges[0], self.ranges[-1]
+        if not hasattr(sizes[0], "__index__"):
+            raise UsageError(f"{self.syms[0]} is {sizes[0]!r}, a whole number is needed")
         if not first.lo <= sizes[0] <= last.hi:
             raise UsageError(f"{self.syms[0]} is {sizes[0]}, this table serves {first.lo}..{last.hi}")

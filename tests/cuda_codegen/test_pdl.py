@@ -42,6 +42,10 @@ CASES = {
         OP,
         f"{GROUP} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(1) {WGMMA}",
     ),
+    "statistic of its own": (
+        "matmul:50x48x104:f16:nk,residual,sum_squares",
+        f"k0/cut(S) {TILE} k1/split(m,grid,8) k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) {MMA}",
+    ),
     "split-K": (
         "matmul:50x48x104:bf16:bias",
         f"k0/splitk(C,2) {TILE} k1/split(m,grid,16) k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) {MMA}",

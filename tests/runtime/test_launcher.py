@@ -13,6 +13,7 @@ from emmy.codegen.build import SourceUnit, source
 from emmy.errors import UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
+from emmy.loading import load_plan
 from emmy.runtime.launcher import LaunchError, LoadedPlan
 
 TARGET = load_target("cpu")
@@ -104,6 +105,18 @@ def test_wrong_arguments_are_refused_by_name(plan: LoadedPlan) -> None:
         plan.run([good["A"]], {"m": 10})
     with pytest.raises(UsageError, match="0 threads"):
         plan.run(good, {"m": 10}, threads=0)
+    with pytest.raises(UsageError, match="argument A is a list"):
+        plan.run({**good, "A": good["A"].tolist()}, {"m": 10})
+
+
+def test_sizes_that_a_plan_was_not_made_for_are_refused() -> None:
+    with load_plan(OP, SCHEDULE, TARGET) as plan:
+        plan.run(arrays(90), {"m": 90})
+        for size in (0, 91, (1 << 64) + 3):
+            with pytest.raises(UsageError, match=f"m is {size}, the plan serves 1..90"):
+                plan.run(arrays(90), [size])
+        with pytest.raises(UsageError, match="m is '3', a whole number is needed"):
+            plan.run(arrays(3), ["3"])  # type: ignore[list-item]
 
 
 def test_a_closed_plan_refuses_to_run(plan: LoadedPlan) -> None:

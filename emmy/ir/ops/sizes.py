@@ -32,7 +32,9 @@ class Sizes:
 def check_sizes(kind: str, m: Dim, n: int, k: int, dtype: str, layout: str) -> None:
     """Raises UsageError for sizes below 1 or too large, odd symbols, unknown dtypes and layouts."""
     for name, d in (("m", m), ("n", n), ("k", k)):
-        if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and not 1 <= d.lo <= d.hi):
+        if isinstance(d, Sym) and d.lo > d.hi:
+            raise UsageError(f"{kind}: {name} is {d}, which begins above its end; allowed is {d.name}({d.hi}..{d.lo})")
+        if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and d.lo < 1):
             raise UsageError(f"{kind}: {name} is {d}, allowed 1..{_MAX_DIM}")
     if isinstance(m, Sym) and (m.name, m.multiple) != ("m", 1):
         raise UsageError(f"{kind}: the symbol {m} in multiples of {m.multiple}; m(lo..hi) in any multiple is allowed")
