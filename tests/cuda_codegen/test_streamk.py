@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_shares_of_tiles_are_right_in_every_order_of_the_threads(name: str):
 def random_shares(seed: int) -> Run:
     rng = random.Random(seed)
     m, n, k = rng.choice((64, 64, 128)), rng.choice((16, 32, 48)), rng.choice((16, 32, 64))
-    rows, columns, depth = rng.randint(1, 4 * m), 8 * rng.randint(1, n // 4), 8 * rng.randint(1, 48)
+    rows, columns, depth = rng.randint(m // 2 + 1, 4 * m), 8 * rng.randint(1, n // 4), 8 * rng.randint(1, 48)
     options = [x for x in ("nk", "bias", "residual") if rng.random() < 0.4]
     size = f"m(1..{rows})" if rng.random() < 0.3 else str(rows)
     op = f"matmul:{size}x{columns}x{depth}:{rng.choice(('f16', 'bf16'))}" + ":" * bool(options) + ",".join(options)
@@ -169,7 +170,8 @@ def test_features_tell_shares_from_waves():
 @pytest.mark.parametrize("op", ["matmul:2048x3840x15360:f16:nk", "matmul:512x4096x3840:f16"])
 def test_a_search_finds_it_and_whatever_it_finds_has_code_and_features(op: str):
     space, rng = ScheduleSpace(parse_op(op), H200), random.Random(0)
-    found = [key for _ in range(120) if "/streamk(" in (key := space.sample(rng).key)]
+    sampled = (space.sample(rng).key for _ in range(900))
+    found = list(islice((key for key in sampled if "/streamk(" in key), 2))  # one walk in a few hundred chooses it
     assert found
     for key in found:
         assert "emmy_flag_await" in unit(op, key, "h200").text
