@@ -7,7 +7,7 @@ from collections import Counter
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, measured_where
 from emmy.report import Screen, number, percent
 
 if TYPE_CHECKING:
@@ -35,12 +35,6 @@ def run(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _where(e: Explanation) -> str:
-    from emmy.ir.target import load_target
-
-    return f"--threads {e.threads}" if load_target(e.target).is_cpu else f"--gpu {e.target}"
-
-
 def _lines(e: Explanation) -> list[str]:
     counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
     out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {e.schedule}"]
@@ -49,7 +43,7 @@ def _lines(e: Explanation) -> list[str]:
     elif e.time_us is None:
         out.append(
             f"  nothing right is measured yet{f' ({counts})' if counts else ''}: this is the default. "
-            f"Tune it: emmy tune {quote(e.op)} {_where(e)}"
+            f"Tune it: emmy tune {quote(e.op)} {measured_where(e.target, e.threads)}"
         )
     else:
         out.append(f"  time      {number(e.time_us)} us, the best of {e.schedules} schedules with a time ({counts})")

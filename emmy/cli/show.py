@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, measured_where
 from emmy.errors import UsageError
 from emmy.report import Screen, dispatch_text, paint, show_ranges
 
@@ -92,7 +92,7 @@ def _table(ranges: tuple[RangeWinner, ...], args: Namespace, screen: Screen) -> 
     """The ranges, and the table as the text that other commands take."""
     show_ranges(screen, ranges)
     screen.show(f"\ntable: {dispatch_text(ranges)}")
-    where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
+    where = measured_where(args.gpu, args.threads)
     given = f" --schedule '{ranges[-1].range.schedule}'" if args.schedule is not None else ""
     screen.say(f"levels of one range: emmy show {quote(ranges[-1].op)} {where}{given}; of all: --ir LEVEL")
     return 0

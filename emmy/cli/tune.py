@@ -11,7 +11,7 @@ from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads
+from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads, measured_where
 from emmy.report import Screen, TuneProgress, counted, number, percent, race_record, record_of, show_races, show_ranges
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
             screen.record("tune", {"op": r.op, "verdict": "no right answer", "trials": r.trials, "statuses": r.counts})
             continue
         default_us = r.default.time_us if r.default else None
-        where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
+        where = measured_where(args.gpu, args.threads)
         reproduce = f"emmy bench {quote(r.op)} {where}" + (f" --home {args.home}" if args.home else "")
         screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
         screen.show(f"  schedule   {r.best.schedule}\n  reproduce  {reproduce}\n")
@@ -140,7 +140,7 @@ def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[
     """The table of an op by ranges; what is returned are the races of those that were measured, to be shown with others."""
     from emmy.api import roof_us
 
-    where = f"--threads {args.threads}" if args.gpu == "cpu" else f"--gpu {args.gpu}"
+    where = measured_where(args.gpu, args.threads)
     home = f" --home {args.home}" if args.home else ""
     how = ", ".join(f"{n} {status}" for status, n in r.counts.items()) if r.best else "predicted, not measured"
     about = f"{r.trials} trials in {r.elapsed_s:.0f} s"

@@ -73,3 +73,8 @@ def positive(text: str) -> int:
     if n < 1:
         raise ValueError(text)
     return n
+
+
+def measured_where(gpu: str, threads: int) -> str:
+    """The options with which a printed command speaks of the same target again."""
+    return f"--threads {threads}" if gpu == "cpu" else f"--gpu {gpu}"

@@ -6,7 +6,7 @@ The code text of an atom stands with its target's printer; the semantics of ever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from emmy.ir.dtype import DTYPES, DType
@@ -84,6 +84,11 @@ class AtomKind:
 
 _HALVES: tuple[DType, ...] = ("f16", "bf16")
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+# Warpgroup matrix instruction, operands in shared memory (PTX ISA: wgmma.mma_async.m64nNk16, N a multiple of 8).
+_WGMMA = AtomKind(
+    "wgmma", "wgmma", True, None, (64,), tuple(range(8, 257, 8)), (16,), _HALVES, unit="warpgroup", deferred=True
+)
+
 ATOMS: dict[str, AtomKind] = {
     a.name: a
     for a in (
@@ -102,32 +107,8 @@ ATOMS: dict[str, AtomKind] = {
         # mma.sync with its operands exchanged, for few rows of A: rows of the instruction are 16 columns n, its columns up to
         # 8 rows m; two steps of 16 along k, in an order that lets a lane read 16 bytes at once
         AtomKind("direct", "mma", True, None, (8,), (16, 32, 64), (32,), _HALVES, direct=True),
-        # warpgroup matrix instruction, operands in shared memory (PTX ISA: wgmma.mma_async.m64nNk16, N a multiple of 8)
-        AtomKind(
-            "wgmma",
-            "wgmma",
-            True,
-            None,
-            (64,),
-            tuple(range(8, 257, 8)),
-            (16,),
-            _HALVES,
-            unit="warpgroup",
-            deferred=True,
-        ),
+        _WGMMA,
         # the same with A in registers, whence it comes by ldmatrix: so any transport may bring A, rows of any length too
-        AtomKind(
-            "wgmma_rs",
-            "wgmma",
-            True,
-            None,
-            (64,),
-            tuple(range(8, 257, 8)),
-            (16,),
-            _HALVES,
-            unit="warpgroup",
-            deferred=True,
-            loaded=True,
-        ),
+        replace(_WGMMA, name="wgmma_rs", loaded=True),
     )
 }

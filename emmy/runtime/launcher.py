@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,8 @@ class BoundPlan:
 class LoadedPlan:
     """A compiled plan, ready to run. Use it from one thread at a time; closing it frees workspaces and ends its threads."""
 
+    kind: ClassVar[str] = "the plan"
+
     def __init__(
         self, path: Path | str, device: str = "cpu", serves: Mapping[str, tuple[int, int]] = MappingProxyType({})
     ) -> None:
@@ -181,7 +183,7 @@ class LoadedPlan:
                 raise UsageError(f"{self.path}: {name} is {size!r}, a whole number is needed")
             lo, hi = self.serves.get(name, (0, _MOST))
             if not lo <= size <= hi:
-                raise UsageError(f"{self.path}: {name} is {size}, the plan serves {lo}..{hi}")
+                raise UsageError(f"{self.path}: {name} is {size}, {self.kind} serves {lo}..{hi}")
 
     def _ordered(self, given: Sequence[T] | Mapping[str, T], names: tuple[str, ...], what: str) -> tuple[T, ...]:
         if isinstance(given, Mapping):

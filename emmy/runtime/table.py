@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from emmy.errors import UsageError
 from emmy.runtime.launcher import LoadedPlan, library
@@ -26,10 +27,13 @@ class LoadedTable(LoadedPlan):
     `n_launches` is that of the plan with the most. Plans keep workspaces of their own.
     """
 
+    kind: ClassVar[str] = "this table"
+
     def __init__(self, symbol: str, ranges: Sequence[PlanRange], device: str = "cpu") -> None:
         """Ranges in order, without gaps. Raises LaunchError when a plan cannot be loaded or they make no table."""
         self.path = Path(ranges[0].path if ranges else "empty table")  # names the table in errors
         self.ranges = tuple(ranges)
+        self.serves = {symbol: (ranges[0].lo, ranges[-1].hi)} if ranges else {}
         n = len(ranges)
         paths = (ctypes.c_char_p * max(1, n))(*(str(r.path).encode() for r in ranges))
         lo, hi = ((ctypes.c_int64 * max(1, n))(*ends) for ends in ([r.lo for r in ranges], [r.hi for r in ranges]))
@@ -52,8 +56,4 @@ class LoadedTable(LoadedPlan):
     def _serves(self, sizes: Sequence[int]) -> None:
         if self._handle is None:
             raise UsageError(f"{self.path} is closed")
-        first, last = self.ranges[0], self.ranges[-1]
-        if not hasattr(sizes[0], "__index__"):
-            raise UsageError(f"{self.syms[0]} is {sizes[0]!r}, a whole number is needed")
-        if not first.lo <= sizes[0] <= last.hi:
-            raise UsageError(f"{self.syms[0]} is {sizes[0]}, this table serves {first.lo}..{last.hi}")
+        super()._serves(sizes)

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from emmy.errors import UsageError
-from emmy.ir.dtype import DType, Floats, decode, encode, epsilon, size_bytes
+from emmy.ir.dtype import DType, decode, epsilon, size_bytes
 from emmy.ir.expr import FUNCTIONS, Apply, Array, Expr, Read, parse
-from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work
+from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work, drawn
 from emmy.ir.ops.sizes import Layout, check_sizes, parse_sizes, part_of
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value
 
@@ -101,16 +101,7 @@ class Matmul(Op):
         return replace(self, m=part_of(self.key, self.m, symbol, lo, hi))
 
     def inputs(self, kind: InputKind, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Storage]:
-        program = self.program()
-        size, rng, out = program.sizes(sizes), np.random.default_rng(seed), {}
-        for v in program.inputs:
-            shape = [size[a] for a in v.axes]
-            if kind == "integer":
-                x: Floats = rng.integers(-2, 3, shape).astype(np.float64)
-            else:
-                x = rng.standard_normal(shape, dtype=np.float32) * (1 / sqrt(self.k) if v.name == "B" else 1.0)
-            out[v.name] = encode(np.asarray(x), v.dtype)
-        return out
+        return drawn(self.program(), kind, seed, sizes, {"B": 1 / sqrt(self.k)})
 
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
         x = {v.name: decode(inputs[v.name], v.dtype) for v in self.program().inputs}

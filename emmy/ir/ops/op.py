@@ -8,13 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emmy.errors import UsageError
-from emmy.ir.dtype import decode, epsilon
+from emmy.ir.dtype import Floats, decode, encode, epsilon
 from emmy.ir.expr import Array
 from emmy.ir.program import Program
 
@@ -34,6 +35,32 @@ class Work:
     def intensity(self) -> float:
         """flops per byte."""
         return self.flops / self.bytes
+
+
+def drawn(
+    program: Program,
+    kind: InputKind,
+    seed: int,
+    sizes: Mapping[str, int] | None,
+    deviation: Mapping[str, float],
+    filled: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Storage]:
+    """Inputs of a program in storage form: standard normal numbers, or whole ones of -2..2.
+
+    deviation: of the inputs whose normal numbers have another than 1
+    filled:    of those that whole numbers do not fill, the share of elements that may differ from zero
+    """
+    size, rng, out = program.sizes(sizes), np.random.default_rng(seed), {}
+    for v in program.inputs:
+        shape = [size[a] for a in v.axes]
+        if kind == "integer":
+            x: Floats = rng.integers(-2, 3, shape).astype(np.float64)
+            if v.name in filled:
+                x *= rng.random(shape) < filled[v.name]
+        else:
+            x = rng.standard_normal(shape, dtype=np.float32) * deviation.get(v.name, 1.0)
+        out[v.name] = encode(np.asarray(x), v.dtype)
+    return out
 
 
 class Op(ABC):
