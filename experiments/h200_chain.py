@@ -6,9 +6,12 @@ A layer is q, o, gate_up and down of one model without what stands between them,
 with weights of its own, are one CUDA graph, so that weights come from memory as they do in a model. Each way has its graph; they
 are replayed in turns, each after an idle gap and one replay that is not timed. Schedules are the stored winners of
 `emmy tune` (the default where none is stored), among the rows that ship and those of WORK/home, where h200_matmul.py
-leaves what it measured; the same with `pdl()` on every launch; and picked: with it on those that it makes faster
-alone. Beside the chain, each projection alone, over all layers' weights. One JSON line a width M: medians and ranges
-over rounds in microseconds of a layer (or of one projection), and ratios of torch's time to Emmy's, round by round.
+leaves what it measured; the same with `pdl()` on every launch; rings: the best stored schedules with slots in shared
+memory, with `pdl()`; and picked: for one projection after another the one of these three that makes the whole chain
+fastest, twice round, from the best of the three (the choice is made on rounds of its own, before those that are reported).
+Beside the chain, each projection in a chain of itself, over so many weights that they come from memory; and those of a
+Gemma-4-12B that the layer lacks. One JSON line a width M: medians and ranges over rounds in microseconds of a layer (or
+of one projection), and ratios of torch's time to Emmy's, round by round.
 
 All outputs are poisoned before they are checked: each must be the product of what the same way computed before it, and exactly
 the same with and without `pdl()`. Exit code 4 when one is not.
@@ -24,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -38,14 +42,24 @@ WIDTHS = (1, 8, 32, 64)
 LAYERS = 8
 # name -> (N, K); each takes as many elements of what the one before it left as it needs
 PROJECTIONS = {"q": (4096, 3840), "o": (3840, 4096), "gate_up": (30720, 3840), "down": (3840, 15360)}
-BUILT = ("emmy", "pdl")
+# In a chain of themselves only.
+OTHERS = {
+    "kv": (2048, 3840),
+    "qkv": (8192, 3840),
+    "global_o": (3840, 8192),
+    "global_k": (512, 3840),
+    "lm_head": (262144, 3840),
+}
+COLD_BYTES = 240e6  # of weights that take turns: several times the last-level cache
+BUILT = ("emmy", "pdl", "rings")
 WAYS = ("torch", *BUILT, "picked")
 ROUNDS, REPLAYS, IDLE_S = (
     7,
     3,
     0.015,
 )  # rounds of all ways; timed replays a round, of which the median counts; before each
-ALONE = 4  # times that a projection alone walks all layers' weights in its graph
+PASSES, LESS = 2, 0.997  # over the projections when one is picked for each; of the chain's time, for a change to count
+ALONE_US = 1000  # about how long the graph of a projection alone runs
 CHECKS = 3  # poisoned replays
 ALLOWED = 1e-3  # relative L2 error; rounding to f16 alone makes 2e-4, sums in hybrid precision 4e-4
 WRONG = 4  # exit code
@@ -60,6 +74,7 @@ class Chosen:
     op: str
     schedule: str
     stored: bool
+    rings: str  # the best stored schedule of the op that has slots, else the schedule itself
 
     @property
     def weights_by_rows(self) -> bool:
@@ -73,8 +88,19 @@ def choose(m: int, n: int, k: int, home: Path) -> Chosen:
     ops = [f"matmul:{m}x{n}x{k}:f16:nk", f"matmul:{m}x{n}x{k}:f16"]
     for op in ops:
         if best := api.winner(op, gpu=GPU, home=home):
-            return Chosen(op, best.schedule, True)
-    return Chosen(ops[0], api.subject(ops[0], gpu=GPU, home=home).schedule, False)
+            return Chosen(op, best.schedule, True, with_rings(op, home) or best.schedule)
+    default = api.subject(ops[0], gpu=GPU, home=home).schedule
+    return Chosen(ops[0], default, False, default)
+
+
+def with_rings(op: str, home: Path) -> str | None:
+    """The fastest stored schedule that stages its operands in slots of one launch; None without any."""
+    from emmy.ir.target import load_target
+    from emmy.winner import by_schedule, measured_rows
+
+    times = by_schedule(measured_rows(home, op, load_target(GPU), threads=1))
+    found = {s: us for s, us in times.items() if "/stage(" in s and "k1" not in s}
+    return min(found, key=lambda s: found[s]) if found else None
 
 
 def build(chosen: Chosen, way: str) -> Path:
@@ -86,13 +112,15 @@ def build(chosen: Chosen, way: str) -> Path:
     from emmy.ir.target import load_target
 
     target = load_target(GPU)
-    schedule = api.with_pdl(chosen.op, chosen.schedule, gpu=GPU) if way == "pdl" else chosen.schedule
+    schedule = chosen.rings if way == "rings" else chosen.schedule
+    if way != "emmy" and "/pdl()" not in schedule:
+        schedule = api.with_pdl(chosen.op, schedule, gpu=GPU)
     return gpu_build.build(source(parse_op(chosen.op), schedule, target), target).path
 
 
 @dataclass(slots=True)
 class Weights:
-    """Every layer's weights, stored (N,K); stored (K,N) too once that is asked for."""
+    """Weights of each projection, one a layer at least, stored (N,K); stored (K,N) too once that is asked for."""
 
     rows: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -101,9 +129,11 @@ class Weights:
         import torch
 
         random = torch.Generator("cuda").manual_seed(0)
-        for name, (n, k) in PROJECTIONS.items():
+        for name, (n, k) in (PROJECTIONS | OTHERS).items():
+            copies = max(LAYERS if name in PROJECTIONS else 1, ceil(COLD_BYTES / (2 * n * k)))
             self.rows[name] = [
-                torch.randn(n, k, generator=random, device="cuda", dtype=torch.float16) / k**0.5 for _ in range(LAYERS)
+                torch.randn(n, k, generator=random, device="cuda", dtype=torch.float16).div_(k**0.5)
+                for _ in range(copies)
             ]
 
     def of(self, name: str, by_rows: bool) -> list[torch.Tensor]:
@@ -178,6 +208,45 @@ def launches(
     return out
 
 
+def alone(
+    name: str,
+    m: int,
+    chosen: Chosen,
+    plans: Mapping[str, Mapping[str, LoadedPlan]],
+    weights: Weights,
+    stream: torch.cuda.Stream,
+) -> tuple[dict[str, dict[str, float]], float]:
+    """Times of a projection in a chain of itself, each way, and the largest relative L2 error of what it left."""
+    import torch
+
+    n, k = (PROJECTIONS | OTHERS)[name]
+    x = torch.randn(m, k, generator=torch.Generator("cuda").manual_seed(m), device="cuda", dtype=torch.float16)
+    ws = weights.of(name, chosen.weights_by_rows)
+    ys = {way: [torch.empty(m, n, device="cuda", dtype=torch.float16) for _ in ws] for way in ("torch", *BUILT)}
+    calls: dict[str, list[Launch]] = {
+        "torch": [
+            partial(torch.mm, x, w.t() if chosen.weights_by_rows else w, out=y)
+            for w, y in zip(ws, ys["torch"], strict=True)
+        ]
+    }
+    for way in BUILT:
+        addresses = [
+            {"A": x.data_ptr(), "B": w.data_ptr(), "C": y.data_ptr()} for w, y in zip(ws, ys[way], strict=True)
+        ]
+        calls[way] = [plans[way][name].bind(a, stream=stream.cuda_stream) for a in addresses]
+    torch.cuda.synchronize()  # weights must be there: an early launch does not wait for what writes them
+    rounds = max(1, round(ALONE_US / (len(ws) * (2 * n * k / 4.4e6 + 1))))
+    found = compare({way: c * rounds for way, c in calls.items()}, len(ws) * rounds, stream)
+    torch.cuda.synchronize()
+    error = 0.0
+    for i, w in enumerate(weights.rows[name]):
+        want = x.float() @ w.float().t()
+        for y in ys.values():
+            off = float((y[i].float() - want).norm() / want.norm())
+            error = max(error, off) if off == off else float("inf")
+    return found, error
+
+
 def captured(calls: Sequence[Launch], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """A graph of the calls, which ran once before: loading and workspaces are done with by then."""
     import torch
@@ -223,7 +292,7 @@ def compare(
         for way in order:
             rounds[way].append(time_us(graphs[way], stream) / parts)
     out = {f"{way}_us": spread(t) for way, t in rounds.items()}
-    for way in (x for x in rounds if x != "torch"):
+    for way in (x for x in rounds if "torch" in rounds and x != "torch"):
         out[f"{way}_ratio"] = spread([a / b for a, b in zip(rounds["torch"], rounds[way], strict=True)])
     return out
 
@@ -250,40 +319,62 @@ def measure(m: int, weights: Weights, stream: torch.cuda.Stream, home: Path) -> 
 
     random = torch.Generator("cuda").manual_seed(m)
     first = torch.randn(m, PROJECTIONS["q"][1], generator=random, device="cuda", dtype=torch.float16)
-    chosen = {name: choose(m, n, k, home) for name, (n, k) in PROJECTIONS.items()}
-    with loaded(chosen) as plans:
+    every = {name: choose(m, n, k, home) for name, (n, k) in (PROJECTIONS | OTHERS).items()}
+    chosen = {name: every[name] for name in PROJECTIONS}
+    with loaded(every) as plans:
         chains = {way: Chain(m, way, first) for way in WAYS}
         for chain in chains.values():
             chain.allocate()
         calls = {way: launches(chains[way], chosen, plans.get(way, {}), weights, stream) for way in ("torch", *BUILT)}
         torch.cuda.synchronize()  # weights must be there: an early launch does not wait for what writes them
-        alone = {
-            name: compare(
-                {way: [layer[name] for layer in c] * ALONE for way, c in calls.items()}, LAYERS * ALONE, stream
-            )
-            for name in PROJECTIONS
-        }
-        faster = {x: min(BUILT, key=lambda way: alone[x][f"{way}_us"]["median"]) for x in PROJECTIONS}
-        picked = {x: plans[way][x] for x, way in faster.items()}
-        calls["picked"] = launches(chains["picked"], chosen, picked, weights, stream)
+        parts = {name: alone(name, m, c, plans, weights, stream) for name, c in every.items()}
+        picked = pick(calls, stream)
+        mixed = {x: plans[way][x] for x, way in picked.items()}
+        calls["picked"] = launches(chains["picked"], chosen, mixed, weights, stream)
         whole = {way: [call for layer in c for call in layer.values()] for way, c in calls.items()}
         errors, same = check(chains, whole, weights, stream)
         record: dict[str, object] = {
-            "v": 2,
+            "v": 4,
             "m": m,
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "layers": LAYERS,
-            "chosen": {x: {"op": c.op, "schedule": c.schedule, "stored": c.stored} for x, c in chosen.items()},
-            "early": [x for x, way in faster.items() if way == "pdl"],
+            "chosen": {x: {"op": c.op, "schedule": c.schedule, "stored": c.stored} for x, c in every.items()},
+            "rings": {x: c.rings for x, c in every.items()},
+            "picked": picked,
             "relative_l2": errors,
             "pdl_is_the_same": same,
-            "right": same and all(e <= ALLOWED for way in errors.values() for e in way.values()),
+            "alone_relative_l2": {x: error for x, (_, error) in parts.items()},
+            "right": same
+            and all(e <= ALLOWED for way in errors.values() for e in way.values())
+            and all(error <= ALLOWED for _, error in parts.values()),
             "layer": compare(whole, LAYERS, stream),
-            "projections": alone,
+            "projections": {x: found for x, (found, _) in parts.items()},
         }
         stream.synchronize()
     return record
+
+
+def pick(calls: Mapping[str, list[dict[str, Launch]]], stream: torch.cuda.Stream) -> dict[str, str]:
+    """projection -> the way of building it that the chain is fastest with, changed one at a time.
+
+    Where outputs of one way feed another does not matter for time: all read and write as many bytes.
+    """
+
+    def timed(tried: Mapping[str, Mapping[str, str]]) -> dict[str, float]:
+        order = {key: [calls[use[x]][i][x] for i in range(LAYERS) for x in PROJECTIONS] for key, use in tried.items()}
+        found = compare(order, LAYERS, stream)
+        return {key: found[f"{key}_us"]["median"] for key in tried}
+
+    us = timed({way: dict.fromkeys(PROJECTIONS, way) for way in BUILT})
+    out = dict.fromkeys(PROJECTIONS, min(us, key=lambda way: us[way]))
+    for _ in range(PASSES):
+        for name in PROJECTIONS:
+            us = timed({way: {**out, name: way} for way in BUILT})
+            best = min(us, key=lambda way: us[way])
+            if us[best] < LESS * us[out[name]]:
+                out[name] = best
+    return out
 
 
 def check(
@@ -306,9 +397,8 @@ def check(
             stream.synchronize()
             found = chain.errors(weights)
             errors[way] = {x: max(e, found[x]) for x, e in errors[way].items()}
-        for early in ("pdl", "picked"):
-            pairs = zip(chains["emmy"].outputs, chains[early].outputs, strict=True)
-            same = same and all(torch.equal(a[x], b[x]) for a, b in pairs for x in PROJECTIONS)
+        pairs = zip(chains["emmy"].outputs, chains["pdl"].outputs, strict=True)
+        same = same and all(torch.equal(a[x], b[x]) for a, b in pairs for x in PROJECTIONS)
     return errors, same
 
 
