@@ -19,7 +19,7 @@ from emmy.codegen.cuda_vector import load
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import AGENTS
+from emmy.ir.gpu import AGENTS, refuse_several
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.plan import Atom, Work
 from emmy.ir.program import Stage
@@ -454,6 +454,8 @@ def contraction(w: Walk, works: tuple[Work, ...], kinds: Mapping[str, type[Contr
     m, n, k = mnk_axes(stage)
     if m is None or any(mnk_axes(s) != (m, n, k) for s in stages):
         raise w.cannot(f"{', '.join(s.out for s in stages)} are no products of two matrices along the same axes")
+    if several := refuse_several(w.plan, w.nest, stage.axes, (m, n)):
+        raise w.cannot(f"{atom.name} makes matrices of {stage.out}: {several}")
     products = tuple(_product(w, s, atom, kinds[atom.name].any_major) for s in stages)
     size = {
         a: w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", *AGENTS)), a)

@@ -31,7 +31,7 @@ class Exchanged:
 
     def _place(self, spot: Mapping[str, Whole]) -> Whole:
         """Byte of an element's sum; its row and column are those inside the block."""
-        row, column = (minus(spot[a], self.w.scope[a].lo) for a in self.stage.axes)
+        row, column = (minus(spot[a], self.w.scope[a].lo) for a in self.stage.axes[-2:])
         return plus(times(plus(times(row, Int(self.pitch)), column), Int(4)), Int(self.base))
 
     def give(self, spread: Spread, sums: Ref) -> tuple[Stmt, ...]:

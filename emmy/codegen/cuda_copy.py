@@ -43,9 +43,8 @@ from emmy.codegen.kernel_gpu import (
     unrolled,
 )
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import BOX_ROWS, receivers, transfer_bytes
+from emmy.ir.gpu import BOX_ROWS, multiple, receivers, transfer_bytes
 from emmy.ir.plan import BLOCK_LEVELS
-from emmy.ir.program import upper
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,15 @@ class Copier:
         return size_bytes(self.w.plan.program.value(self.ring.value).dtype)
 
     @property
-    def pitch(self) -> int:
+    def pitch(self) -> Whole:
         """Elements from one row of the value to the next, in memory."""
-        return upper(self.w.plan.program.dim(self.ring.columns))
+        return self.w.stride(self.ring.value, self.ring.rows)
+
+    @property
+    def outer(self) -> tuple[str, ...]:
+        """The value's other axes, of which a block has one position, innermost first."""
+        axes = self.w.plan.program.value(self.ring.value).axes[:-1]
+        return tuple(a for a in reversed(axes) if a != self.ring.rows)
 
     def _in_time(self, axis: str) -> bool:
         """Whether the block along an axis moves with a loop inside the kernel."""
@@ -118,7 +123,7 @@ class Copier:
                 f"{self.ring.value}: a row of its block has {s.columns * self.item} bytes, a thread copies {granule}"
             )
         if self.ring.channel.transport == "cp_async" and loads > 1:
-            size = f"rows of {self.pitch * self.item} bytes allow {aligned}"
+            size = f"rows allow {aligned}"
             raise w.cannot(f"{self.ring.value}: cp_async moves 4, 8 or 16 bytes, {size}: stage it by ldg")
         per_row = s.columns * self.item // granule
         wide = granule // self.item
@@ -137,7 +142,8 @@ class Copier:
         """The value from this thread's first element on, for axes whose block does not move."""
         w, name = self.w, self.w.fresh(f"{self.ring.value}_from")
         lo = [Int(0) if self._in_time(a) else w.scope[a].lo for a in (self.ring.rows, self.ring.columns)]
-        at = plus(times(plus(lo[0], row), Int(self.pitch)), lo[1], column)
+        outer = w.start(self.ring.value, (a for a in self.outer if not self._in_time(a)))
+        at = plus(outer, times(plus(lo[0], row), self.pitch), lo[1], column)
         w.once(View(name, self.ring.value, at), at)
         return name
 
@@ -224,19 +230,21 @@ class Copier:
         if share.stride:
             row, column = plus(share.row, moved), share.column
             inside: Whole = below(row, Int(s.rows)) if s.rows % share.stride else Int(1)
-            source = times(moved, Int(self.pitch))
+            source = times(moved, self.pitch)
         else:
             per_row = s.columns * self.item // share.granule
             n = IntVar(w.fresh("chunk"))
             lets = (LetInt(n.name, plus(THREAD, times(i, Int(w.threads)))),)
             row, column = over(n, Int(per_row)), times(rest(n, Int(per_row)), Int(share.granule // self.item))
             inside = below(n, Int(s.rows * per_row)) if s.rows * per_row % w.threads else Int(1)
-            source = plus(times(row, Int(self.pitch)), column)
+            source = plus(times(row, self.pitch), column)
         to = plus(share.to, times(moved, Int(s.pitch))) if share.to is not None else s.at(row, column)
         if self._in_time(self.ring.rows):
-            source = plus(times(rows.lo, Int(self.pitch)), source)
+            source = plus(times(rows.lo, self.pitch), source)
         if self._in_time(self.ring.columns):
             source = plus(columns.lo, source)
+        moving = (a for a in self.outer if self._in_time(a))
+        source = plus(*(times(scope[a].lo, w.stride(self.ring.value, a)) for a in moving), source)
         row_exists: Whole = Int(1) if rows.full else below(row, minus(rows.end, rows.lo))
         exists = []
         for load in range(share.loads):
@@ -246,8 +254,8 @@ class Copier:
 
     # ------------------------------------------------------------ by the copy engine
     def _map(self) -> TensorMap:
-        w, s, p = self.w, self.ring.layout, self.w.plan.program
-        row_bytes = self.pitch * self.item
+        w, s = self.w, self.ring.layout
+        row_bytes = multiple(w.plan.program.dim(self.ring.columns)) * self.item
         if row_bytes % 16:
             raise w.cannot(
                 f"{self.ring.value}: tma needs rows of a multiple of 16 bytes, these have {row_bytes}: stage it by ldg"
@@ -263,8 +271,8 @@ class Copier:
         if self._by_panels:
             mine, panels = s.rows, s.columns // s.panel // blocks
         box = next(n for n in range(min(mine, BOX_ROWS), 0, -1) if mine % n == 0)
-        rows, columns = (w.scope[a].end for a in p.value(self.ring.value).axes)
-        return TensorMap(f"{self.ring.value}_map", self.ring.value, rows, columns, box, s.panel, s.swizzle, panels)
+        axes = self.ring.rows, self.ring.columns
+        return tensor_map(w, self.ring.value, axes, (box, s.panel), s.swizzle, panels)
 
     @property
     def _by_panels(self) -> bool:
@@ -280,7 +288,8 @@ class Copier:
         assert m is not None
         blocks = receivers(w.plan, w.launch.tile, self.ring.channel)
         rows, columns, mine = scope[self.ring.rows], scope[self.ring.columns], s.rows // blocks
-        helper, more = f"emmy_tma_load_{3 if m.panels else 2}d", tuple[Arg, ...]()
+        outer, more = tuple(scope[a].lo for a in self.outer), tuple[Arg, ...]()
+        helper = f"emmy_tma_load_{m.rank}d"
         row, slot, bar = rows.lo, self.ring.slot(ahead), Ref(SMEM, barrier)
         if blocks > 1:
             helper, more = f"{helper}_multicast", (Int((1 << blocks) - 1),)
@@ -289,7 +298,7 @@ class Copier:
         if m.panels:
             first_panel = plus(over(columns.lo, Int(s.panel)), times(w.rank(), Int(m.panels)) if blocks > 1 else Int(0))
             to = plus(slot, times(w.rank(), Int(m.panels * s.panel_bytes)) if blocks > 1 else Int(0))
-            return (Do(helper, (Ref(SMEM, to), MapRef(m.name), bar, Int(0), row, first_panel, *more)),)
+            return (Do(helper, (Ref(SMEM, to), MapRef(m.name), bar, Int(0), row, first_panel, *outer, *more)),)
         if blocks > 1:
             row = plus(row, times(w.rank(), Int(mine)))
             slot = plus(slot, times(w.rank(), Int(mine * s.pitch)))
@@ -297,9 +306,25 @@ class Copier:
         for panel in range(s.columns // s.panel):
             for first in range(0, mine, m.box_rows):
                 to = plus(slot, Int(panel * s.panel_bytes + first * s.pitch))
-                where = (plus(columns.lo, Int(panel * s.panel)), plus(row, Int(first)))
+                where = (plus(columns.lo, Int(panel * s.panel)), plus(row, Int(first)), *outer)
                 out.append(Do(helper, (Ref(SMEM, to), MapRef(m.name), bar, *where, *more)))
         return tuple(out)
+
+
+def tensor_map(
+    w: Walk, value: str, axes: tuple[str, str], box: tuple[int, int], swizzle: int, panels: int = 0
+) -> TensorMap:
+    """What tells the copy engine boxes of a value along `axes`, its rows and its last axis, at one position of every other.
+
+    A dimension for each axis: so a box that runs over the rows brings zeros, not the next matrix.
+    """
+    ends = {a: w.scope[a].end for a in w.plan.program.value(value).axes}
+    outer = tuple((ends[a], w.stride(value, a)) for a in reversed(ends) if a not in axes)
+    pitch = w.stride(value, axes[0])
+    return TensorMap(
+        f"{value}_map", value, *(ends[a] for a in axes), *box, swizzle, panels,
+        None if pitch == ends[axes[1]] else pitch, outer,
+    )  # fmt: skip
 
 
 def only(cond: Whole, then: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -191,7 +191,8 @@ class Direct(Fold):
         """Where this lane's operands of the warp's share begin in memory."""
         w, (m, n, k) = self.w, self.axes
         lets: list[Stmt] = []
-        length, width = length_of(w.plan.program.dim(k)), length_of(w.plan.program.dim(n))
+        length, second = length_of(w.plan.program.dim(k)), self.products[0][1]
+        width = w.stride(second, n if self.along_k else k)  # elements from one row of B to the next
 
         def named(stem: str, x: Whole) -> Whole:
             name = w.fresh(stem)
@@ -208,7 +209,7 @@ class Direct(Fold):
         row = plus(w.scope[m].lo, self._group())
         if not w.scope[m].full:
             row = least(row, plus(w.scope[m].end, Int(-1)))
-        a = view(self.a, plus(times(row, length), start))
+        a = view(self.a, plus(self._others(self.a, m, k), times(row, w.stride(self.a, m)), start))
         lane = self._group() if self.along_k else times(self._group(), Int(self.vector))
         column = plus(w.scope[n].lo, w.warp_offset(n), lane)
         jumps = [(j, h) for j in range(self.tiles) for h in range(2 if self.along_k else 1)]
@@ -217,14 +218,18 @@ class Direct(Fold):
             jump = Int(self.atom.n * j + 8 * h)
             if w.scope[n].full and (b, 0, 0) in views:
                 first = views[b, 0, 0][0]
-                views[b, j, h] = first, times(jump, length) if self.along_k else jump
+                views[b, j, h] = first, times(jump, width) if self.along_k else jump
                 continue
             here = plus(column, jump)
             if not w.scope[n].full:
                 here = least(here, plus(w.scope[n].end, Int(-1 if self.along_k else -self.vector)))
-            at = plus(times(here, length), start) if self.along_k else plus(times(start, width), here)
-            views[b, j, h] = view(b, at), Int(0)
+            at = plus(times(here, width), start) if self.along_k else plus(times(start, width), here)
+            views[b, j, h] = view(b, plus(self._others(b, n, k), at)), Int(0)
         return _Source(tuple(lets), a, views, ragged, length, width)
+
+    def _others(self, value: str, *axes: str) -> Whole:
+        """Elements of a value before the matrix along `axes` that this block reads."""
+        return self.w.start(value, (a for a in self.w.plan.program.value(value).axes if a not in axes))
 
     def _moved(self, source: _Source, step: Whole) -> _Source:
         """The operands from a step on, as pointers: what is added to them are numbers that fit an instruction."""
@@ -302,7 +307,8 @@ class Direct(Fold):
     def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
         (m, n, _), w = self.axes, self.w
         columns, rows, row, column, at = self._place()
-        spot = {m: plus(w.scope[m].lo, row), n: plus(w.scope[n].lo, w.warp_offset(n), column)}
+        spot = {a: w.scope[a].lo for a in self.stage.axes}
+        spot |= {m: plus(w.scope[m].lo, row), n: plus(w.scope[n].lo, w.warp_offset(n), column)}
         sums = {stage.out: Ref(self._sums(stage), at) for stage, _ in self.products}
         return Spread(self.stage.axes, columns, rows, spot, 1, Int(1), None, (4, 8, 16)), sums
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from emmy.codegen.cpu_scope import length_of
@@ -20,6 +20,7 @@ from emmy.codegen.kernel import (
     over,
     pieces,
     plus,
+    product,
     rest,
     times,
 )
@@ -30,11 +31,13 @@ from emmy.ir.gpu import (
     AGENTS,
     GROUP,
     WARP,
+    block_axes,
     block_shape,
     by_groups,
     cluster_size,
     contracted_axes,
     in_turn,
+    long_axes,
     multiple,
     sharing_blocks,
 )
@@ -111,7 +114,7 @@ class Ring:
 
     channel: Channel
     layout: Slot
-    rows: str  # axis
+    rows: str  # axis; of the value's other axes a block has one position
     columns: str  # axis, contiguous in memory
     base: int
     stride: int
@@ -196,6 +199,16 @@ class Walk:
         """ldg_nc for memory that no one writes while the kernel runs, else ldg: the launch before an early one may write."""
         p = self.plan.program
         return "ldg_nc" if p.is_input(value) and (not self.launch.early or p.is_constant(value)) else "ldg"
+
+    # ------------------------------------------------------------ values in memory
+    def stride(self, value: str, axis: str) -> Whole:
+        """Elements of a value from one position along an axis to the next."""
+        axes, p = self.plan.program.value(value).axes, self.plan.program
+        return product(tuple(length_of(p.dim(a)) for a in axes[axes.index(axis) + 1 :]))
+
+    def start(self, value: str, axes: Iterable[str]) -> Whole:
+        """Elements of a value before the piece in scope of these axes."""
+        return plus(*(times(self.scope[a].lo, self.stride(value, a)) for a in axes))
 
     # ------------------------------------------------------------ agents
     def lane(self) -> Whole:
@@ -327,7 +340,7 @@ class Walk:
     # ------------------------------------------------------------ rings
     def place_rings(self) -> None:
         """Slots of every channel get their place in shared memory, the strictest alignment first."""
-        t, p = self.launch.tile, self.plan.program
+        t = self.launch.tile
         turns: dict[tuple[int, int], Turn] = {}
         layouts = {c.value: self._layout(c) for c in t.channels}
         for c in sorted(t.channels, key=lambda c: -layouts[c.value].align):
@@ -338,13 +351,15 @@ class Walk:
             stride = _aligned(layout.bytes, layout.align)
             base = _aligned(self.smem_bytes, layout.align)
             self.smem_bytes = base + c.depth * stride
-            rows, columns = p.value(c.value).axes
+            rows, columns = block_axes(self.plan, t, c)
             self.rings[c.value] = Ring(c, layout, rows, columns, base, stride, turns[key])
 
     def _layout(self, c: Channel) -> Slot:
         v = self.plan.program.value(c.value)
-        if len(v.axes) != 2:
-            raise self.cannot(f"{c.value} has {len(v.axes)} axes, a GPU stages blocks of 2")
+        long = long_axes(self.plan, self.nest[: c.at + 1], c.value)
+        if len(v.axes) < 2 or len(long) > 1:
+            of = ", ".join((*long, *v.axes[-1:]))
+            raise self.cannot(f"blocks of {c.value} have {len(long) + 1} long axes ({of}), a GPU stages those of 2")
         rows, columns, together = block_shape(self.plan, self.launch.tile, c)
         return slot(rows, columns, size_bytes(v.dtype), together, c.layout)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from emmy.codegen.cuda_copy import tensor_map
 from emmy.codegen.cuda_layout import Slot, slot
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.kernel import Int, Whole, plus, same, times
@@ -41,6 +42,7 @@ class Boxes:
     map: TensorMap
     base: Whole
     count: int
+    rows: str  # axis
 
     def begin(self) -> tuple[Stmt, ...]:
         """Where a block walks tiles: no lane writes before the one that sends has seen the last boxes read."""
@@ -60,15 +62,18 @@ class Boxes:
 
         The engine leaves out what lies beyond the value's edges.
         """
-        s, i, (rows, columns) = self.layout, counter(var, self.count), tuple(corner.values())
+        s, i, axes = self.layout, counter(var, self.count), self.w.plan.program.value(self.map.value).axes
+        rows, columns = corner[self.rows], corner[axes[-1]]
+        outer = tuple(corner[a] for a in reversed(axes[:-1]) if a != self.rows)
         stores = tuple(
             Do(
-                "emmy_tma_store_2d",
+                f"emmy_tma_store_{self.map.rank}d",
                 (
                     MapRef(self.map.name),
                     Ref(SMEM, plus(times(i, Int(s.bytes)), self.base, Int(panel * s.panel_bytes))),
                     plus(columns, Int(panel * s.panel)),
                     rows,
+                    *outer,
                 ),
             )
             for panel in range(s.columns // s.panel)
@@ -84,8 +89,9 @@ def boxes(w: Walk, value: str, count: int, columns: int) -> Boxes:
     share = count * layout.bytes
     warps = w.teams * w.threads // WARP  # teams may store at a time
     first = w.allocate(share * warps, layout.align)
-    rows, ends = (w.scope[a].end for a in v.axes)
-    engine = TensorMap(f"{value}_map", value, rows, ends, _ROWS, layout.panel, layout.swizzle)
+    rows = next(a for a in reversed(v.axes[:-1]) if w.scope[a].size > 1)
+    engine = tensor_map(w, value, (rows, v.axes[-1]), (_ROWS, layout.panel), layout.swizzle)
     w.maps.append(engine)
     number = WARP_INDEX if warps > 1 else Int(0)
-    return Boxes(w, layout, engine, w.let(f"{value}_boxes", plus(times(number, Int(share)), Int(first))), count)
+    base = w.let(f"{value}_boxes", plus(times(number, Int(share)), Int(first)))
+    return Boxes(w, layout, engine, base, count, rows)

@@ -76,11 +76,11 @@ def _tensor_map(m: Map, memory: Storage, syms: Mapping[str, int]) -> TensorMap:
     """The map as a launcher makes it."""
     rows, columns = evaluated(m.rows, syms), evaluated(m.columns, syms)
     swizzle = 16 << m.swizzle if m.swizzle else 0
-    wide, row = m.box_columns, columns * memory.itemsize
-    if not m.panels:
-        return TensorMap(memory, (wide, m.box_rows), swizzle, (columns, rows), (row,))
-    shape, strides = (wide, rows, columns // wide), (row, wide * memory.itemsize)
-    return TensorMap(memory, (wide, m.box_rows, m.panels), swizzle, shape, strides)
+    wide, row = m.box_columns, columns if m.pitch is None else evaluated(m.pitch, syms)
+    further = [(m.panels, columns // wide, wide)] if m.panels else []  # (of a box, of the value, elements apart)
+    further += [(1, evaluated(n, syms), evaluated(apart, syms)) for n, apart in m.outer]
+    box, shape, strides = zip((wide, wide if m.panels else columns, 1), (m.box_rows, rows, row), *further, strict=True)
+    return TensorMap(memory, box, swizzle, shape, tuple(x * memory.itemsize for x in strides[1:]))
 
 
 def _is_constant(program: Program, buffer: str) -> bool:

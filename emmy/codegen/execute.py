@@ -63,7 +63,7 @@ from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block
-from emmy.ir.gpu import SIDE, cluster_size, receivers, sharing_blocks
+from emmy.ir.gpu import SIDE, block_axes, cluster_size, receivers, sharing_blocks
 from emmy.ir.moves.streamk import whole_rounds
 from emmy.ir.plan import Channel, Plan
 
@@ -413,9 +413,11 @@ class _Agent(Works):
             empty = block if blocks == 1 else Block(c.value, block.axes, block.lo, np.full_like(block.data, np.nan))
             slot.fill, slot.block, slot.counted, slot.landed, slot.readers = fill, empty, False, False, set()
         if blocks > 1:
-            rows = self.plan.extent(tile.nest[: c.at + 1], block.axes[0]) // blocks
-            mine = slice(self.cta.rank * rows, (self.cta.rank + 1) * rows)
-            slot.block.data[mine] = block.data[mine]
+            along, _ = block_axes(self.plan, tile, c)
+            rows = self.plan.extent(tile.nest[: c.at + 1], along) // blocks
+            mine = [slice(None)] * block.data.ndim
+            mine[block.axes.index(along)] = slice(self.cta.rank * rows, (self.cta.rank + 1) * rows)
+            slot.block.data[tuple(mine)] = block.data[tuple(mine)]
         for ring in cta.bars.values():
             if ring[0].spec.tx_bytes and c.value in ring[0].spec.values:
                 at = fill % len(ring)

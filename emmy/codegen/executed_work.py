@@ -146,7 +146,7 @@ class Works(ABC):
 
     def take(self, name: str) -> None:
         """The sums of all blocks of the cluster, for this block's part of the elements: from here on its piece of the axis."""
-        cluster, axis = self.cta.cluster, self.stage(name).axes[0]
+        cluster, axis = self.cta.cluster, self.stage(name).axes[-2]
         own = next(
             b for b in self.accumulators(name).values() if axis in b.axes
         )  # of the tile, which the piece is part of

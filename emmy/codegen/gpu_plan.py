@@ -11,6 +11,7 @@ The launcher reads it (`emmy/runtime/cuda.cpp`). The lines, in this order, words
     early                                   it may begin before the launch before it has ended
     map A f16 128 64 3 : 3840 : $0          of a buffer: dtype, box rows, box columns, swizzle : columns : rows
     map B f16 64 64 3 4 : 3840 : $0         the same in boxes of 4 panels of 64 columns: a third dimension
+    map Q f16 64 64 3 : 64 : $0 : 512 : 8 : 64    rows 512 elements apart; a further dimension of 8 positions, 64 apart
     pass A                                  the address of a buffer
     size m                                  a symbol's size, 32-bit
     cubin 20480                             as many bytes follow
@@ -45,9 +46,11 @@ def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
         lines += [f"cluster {k.cluster}"] * (k.cluster > 1) + ["early"] * k.early
         dtypes = {b.name: b.dtype for b in k.buffers}
         for m in k.maps:
-            columns, rows = _postfix(m.columns, syms), _postfix(m.rows, syms)
             box = f"{m.box_rows} {m.box_columns} {m.swizzle}" + (f" {m.panels}" if m.panels else "")
-            lines.append(f"map {m.value} {dtypes.get(m.value) or _dtype(plan, m.value)} {box} : {columns} : {rows}")
+            apart = () if m.pitch is None and not m.outer else (m.columns if m.pitch is None else m.pitch,)
+            sizes = (m.columns, m.rows, *apart, *(x for dimension in m.outer for x in dimension))
+            words = " : ".join((box, *(_postfix(x, syms) for x in sizes)))
+            lines.append(f"map {m.value} {dtypes.get(m.value) or _dtype(plan, m.value)} {words}")
         lines += [f"pass {b.name}" for b in k.buffers]
         lines += [f"size {plan.program.syms[syms[name]].name}" for name in k.syms]
     lines.append(f"cubin {len(cubin)}")

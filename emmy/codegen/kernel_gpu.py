@@ -136,6 +136,8 @@ class TensorMap:
 
     swizzle: how many bits of the row are XORed into the 16-byte chunk's number (0 none, 1 to 3: 32, 64, 128 bytes).
     panels:  0, or a box is so many of them, each box_columns of all its rows: a third dimension, by whole panels of the matrix.
+    pitch:   elements from one row to the next, where rows do not follow one another.
+    outer:   further dimensions, of which a box has one position: (positions, elements from one to the next).
     """
 
     name: str
@@ -146,6 +148,12 @@ class TensorMap:
     box_columns: int
     swizzle: int
     panels: int = 0
+    pitch: Whole | None = None
+    outer: tuple[tuple[Whole, Whole], ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return 2 + bool(self.panels) + len(self.outer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +308,7 @@ def show(k: GpuKernel) -> str:
     shape += ", early" if k.early else ""
     out = [f"kernel {k.name}({', '.join(params)})  # {shape}"]
     for m in k.maps:
-        size = f"[{show_int(m.rows)},{show_int(m.columns)}]"
-        out.append(f"  map {m.name} of {m.value}{size}, boxes [{m.box_rows},{m.box_columns}], swizzle {m.swizzle}")
+        size = ",".join(show_int(x) for x in (*(n for n, _ in reversed(m.outer)), m.rows, m.columns))
+        out.append(f"  map {m.name} of {m.value}[{size}], boxes [{m.box_rows},{m.box_columns}], swizzle {m.swizzle}")
     out += [f"  {b.role} {b.name} {b.dtype}[{show_int(b.elements)}]" for b in k.buffers]
     return "\n".join(out + _show(k.body, "  "))

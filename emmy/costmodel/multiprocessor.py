@@ -118,7 +118,7 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom, target: Target) 
     firsts, seconds = operands(plan.program, together)
     staged = {c.value for c in tile.channels}
     m, n, k = mnk_axes(stage)
-    flat = all(len(plan.program.value(v).axes) == 2 for v in {*staged, *firsts, *seconds})
+    flat = all(len(plan.program.value(v).axes) >= 2 for v in {*staged, *firsts, *seconds})
     if m is None or not seconds or not flat:
         return None
     if atom.name == "direct":

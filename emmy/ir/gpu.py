@@ -5,6 +5,7 @@ Moves refuse by these numbers, code generation is built on them, and the cost mo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from math import gcd, prod
 
@@ -106,9 +107,10 @@ def receivers(plan: Plan, tile: Tile, c: Channel) -> int:
     """
     v, blocks = plan.program.value(c.value), cluster_size(plan, tile.nest)
     same = not any(x.level == "cluster" and x.axis in v.axes for x in tile.nest)
-    if c.transport != "tma" or not same or len(v.axes) != 2 or sharing_blocks(plan, tile) > 1:
+    if c.transport != "tma" or not same or len(v.axes) < 2 or sharing_blocks(plan, tile) > 1:
         return 1
-    return 1 if plan.extent(tile.nest[: c.at + 1], v.axes[0]) % (_PERIOD * blocks) else blocks
+    rows, _ = block_axes(plan, tile, c)
+    return 1 if plan.extent(tile.nest[: c.at + 1], rows) % (_PERIOD * blocks) else blocks
 
 
 def exchange_pitch(columns: int, transposed: bool = False) -> int:
@@ -160,11 +162,30 @@ def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:
     return gcd(TRANSFER_BYTES, size_bytes(v.dtype) * gcd(multiple(plan.program.dim(v.axes[-1])), *steps))
 
 
+def long_axes(plan: Plan, nest: tuple[Loop, ...], value: str) -> tuple[str, ...]:
+    """Axes of a value, its last one aside, along which a block inside `nest` has more than one position."""
+    return tuple(a for a in plan.program.value(value).axes[:-1] if plan.extent(nest, a) > 1)
+
+
+def refuse_several(plan: Plan, nest: tuple[Loop, ...], axes: Iterable[str], matrix: Iterable[str | None]) -> str | None:
+    """Why what has these axes is no matrix inside `nest`: beside those of the matrix it may have one position of each."""
+    found = next((a for a in axes if a not in matrix and plan.extent(nest, a) > 1), None)
+    return found and f"a tile has {plan.extent(nest, found)} of {found}, a matrix has 1: split({found},grid,1)"
+
+
+def block_axes(plan: Plan, tile: Tile, c: Channel) -> tuple[str, str]:
+    """(rows, columns) of the blocks that a channel brings of a value with two axes or more: the one long axis, or the last
+    but one, and the last, which is contiguous. Along the others a block has one position.
+    """
+    axes = plan.program.value(c.value).axes
+    return (long_axes(plan, tile.nest[: c.at + 1], c.value) or axes[-2:-1])[-1], axes[-1]
+
+
 def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
-    """(rows, columns, columns that stay together) of what a channel of a value with two axes brings: a panel crosses no border of these."""
-    v, nest = plan.program.value(c.value), tile.nest
-    rows, columns = (plan.extent(nest[: c.at + 1], a) for a in v.axes)
-    share = min(columns, plan.extent(nest, v.axes[1]))
+    """(rows, columns, columns that stay together) of the blocks that a channel brings: a panel crosses no border of these."""
+    nest, axes = tile.nest, block_axes(plan, tile, c)
+    rows, columns = (plan.extent(nest[: c.at + 1], a) for a in axes)
+    share = min(columns, plan.extent(nest, axes[1]))
     # One of a power of two may end inside a panel, but a descriptor begins where a panel does.
     together = columns if share & (share - 1) == 0 and not by_groups(nest) else share
     if c.transport == "tma" and (wide := brought(plan, tile, c)) > columns:

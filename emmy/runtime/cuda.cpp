@@ -47,6 +47,7 @@ constexpr int kMaxDynamicSmem = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE
 constexpr int kSmemWithoutAsking = 48 * 1024;
 constexpr int kPromoteL2To256 = 3;  // CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr int kRank = 5;  // of a tensor map, at most
 constexpr int kEarly = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 struct Driver {
@@ -173,6 +174,7 @@ struct Parameter {
   uint32_t box[3] = {0, 0, 0};  // columns, rows, panels (0: no such dimension)
   int64_t item_bytes = 0;
   Whole columns, rows;
+  std::vector<Whole> further;  // elements from row to row, then positions and elements apart of each further dimension
   // what the kernel is given
   TensorMap map{};
   CuPointer address = 0;
@@ -349,6 +351,11 @@ class Cuda final : public Backend {
       if (line.peek() != ':' && (!(line >> p.box[2]) || !p.box[2] || !p.box[0])) return false;
       if (!(line >> colon) || colon != ":") return false;
       if (!p.columns.read(line, syms_.size()) || !p.rows.read(line, syms_.size())) return false;
+      while (line >> std::ws && !line.eof()) {
+        p.further.emplace_back();
+        if (!p.further.back().read(line, syms_.size())) return false;
+      }
+      if (p.further.size() && (p.further.size() % 2 == 0 || (p.box[2] ? 3 : 2) + (p.further.size() - 1) / 2 > kRank)) return false;
       p.data_type = data_type(dtype);
       p.item_bytes = buffers_[p.of].item_bytes;
       if (p.data_type < 0) return false;
@@ -443,11 +450,17 @@ class Cuda final : public Backend {
   int32_t encode(Parameter &p, const int64_t *syms) {
     const uint64_t columns = static_cast<uint64_t>(p.columns.of(syms)), rows = static_cast<uint64_t>(p.rows.of(syms));
     const uint64_t item = static_cast<uint64_t>(p.item_bytes), wide = p.box[2] ? p.box[0] : columns;
-    const uint64_t size[3] = {wide, rows, p.box[2] ? columns / wide : 1}, strides[2] = {columns * item, wide * item};
-    const uint32_t every[3] = {1, 1, 1};
-    CuResult r = driver_->cuTensorMapEncodeTiled(&p.map, p.data_type, p.box[2] ? 3 : 2,
-                                                 reinterpret_cast<void *>(p.address), size, strides, p.box, every, 0,
-                                                 p.swizzle, kPromoteL2To256, 0);
+    const uint64_t row = p.further.empty() ? columns : static_cast<uint64_t>(p.further[0].of(syms));
+    uint64_t size[kRank] = {wide, rows}, strides[kRank - 1] = {row * item};
+    uint32_t box[kRank] = {p.box[0], p.box[1]}, rank = 2;
+    const uint32_t every[kRank] = {1, 1, 1, 1, 1};
+    if (p.box[2]) size[2] = columns / wide, strides[1] = wide * item, box[2] = p.box[2], rank = 3;
+    for (std::size_t i = 1; i < p.further.size(); i += 2, ++rank) {
+      size[rank] = static_cast<uint64_t>(p.further[i].of(syms)), box[rank] = 1;
+      strides[rank - 1] = static_cast<uint64_t>(p.further[i + 1].of(syms)) * item;
+    }
+    CuResult r = driver_->cuTensorMapEncodeTiled(&p.map, p.data_type, rank, reinterpret_cast<void *>(p.address), size,
+                                                 strides, box, every, 0, p.swizzle, kPromoteL2To256, 0);
     return r ? failed(r, "describing " + buffers_[p.of].name + " to the copy engine") : EMMY_OK;
   }
 

@@ -84,9 +84,8 @@ def _wait(read: bool) -> Helper:
 
 
 HELPERS: tuple[Helper, ...] = (
-    *(_load(rank, variant) for rank in (2, 3, 4) for variant in ("", "multicast", "hint")),
-    *(_load(rank, "multicast_hint") for rank in (2, 3)),
-    *(_store(rank) for rank in (2, 3, 4)),
+    *(_load(rank, v) for rank in (2, 3, 4, 5) for v in ("", "multicast", "hint", "multicast_hint")),
+    *(_store(rank) for rank in (2, 3, 4, 5)),
     _policy("evict_first"),
     _policy("evict_last"),
     Helper(

@@ -17,6 +17,7 @@ from emmy.ir.gpu import (
     block_shape,
     by_groups,
     in_turn,
+    refuse_several,
     registers_allowed,
     registers_at_launch,
     sharers,
@@ -165,6 +166,8 @@ class BindAtom(Move):
             for x in self._stages(plan, la, s, target):
                 if reason := _refuse_slots(plan, la, x, kind):
                     return reason
+        if several := refuse_several(plan, la.tile.nest, s.axes, mnk_axes(s)) if not self.inner and not target.is_cpu else None:
+            return f"{self.atom} makes matrices: {several}"
         if sharers(plan, la.tile.nest, s) > 1:
             return f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"
         return None
@@ -249,7 +252,7 @@ def _refuse_slots(plan: Plan, la: Launch, s: Stage, kind: AtomKind) -> str | Non
         if c is not None and c.transport != "tma":
             return f"{kind.name} reads {v} as tma leaves it, here {c.transport} brings it"
         value = plan.program.value(v)
-        if c is None or len(value.axes) != 2:
+        if c is None or len(value.axes) < 2:
             continue
         rows, columns, together = block_shape(plan, la.tile, c)
         if swizzled_bytes(rows, columns, size_bytes(value.dtype), together) <= TRANSFER_BYTES:

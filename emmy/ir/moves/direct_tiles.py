@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import TRANSFER_BYTES, WARP, direct_step, multiple
+from emmy.ir.gpu import TRANSFER_BYTES, WARP, direct_step, multiple, refuse_several
 from emmy.ir.moves.base import OPEN, Knob
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, upper
@@ -37,9 +37,11 @@ def refuse_direct(plan: Plan, la: Launch, s: Stage, axes: tuple[str | None, str,
     made = [r.value for r in reads if not plan.program.is_input(r.value)]
     if made:
         return f"direct reads {made[0]} from memory, but it is no input"
-    if len(reads) != 2 or m is None or any(len(r.index) != 2 for r in reads):
+    if len(reads) != 2 or m is None or any(len(r.index) < 2 for r in reads):
         return f"direct multiplies two matrices; {s.out} is a sum of {s.body}"
     a, b = reads
+    if several := refuse_several(plan, la.tile.nest, (*a.index, *b.index), axes):
+        return f"direct multiplies two matrices: {several}"
     if a.index[-1] != k:
         return f"direct reads {a.value} along {k}, it is contiguous along {a.index[-1]}"
     along_k = b.index[-1] == k

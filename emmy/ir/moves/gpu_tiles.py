@@ -244,7 +244,7 @@ def _by_engine(plan: Plan, s: Stage, target: Target) -> bool:
 
 def swap_suits(plan: Plan, s: Stage, target: Target) -> bool:
     """Whether swapped factors are worth trying: so few rows that an instruction's would be wasted."""
-    return len(s.axes) == 2 and upper(plan.program.dim(s.axes[0])) <= _FEW[-1] and _by_engine(plan, s, target)
+    return len(s.axes) >= 2 and upper(plan.program.dim(s.axes[-2])) <= _FEW[-1] and _by_engine(plan, s, target)
 
 
 def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:

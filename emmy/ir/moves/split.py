@@ -146,7 +146,7 @@ class Split(Move):
             )
         first, alike = p.stage(la.tile.works[0].stage), beside(p, la.tile, la.tile.works[0].stage)
         others = (p.stage(w.stage) for w in la.tile.works if w.stage not in alike)
-        if la.tile.works[0].combine or self.axis not in first.folded or len(first.axes) != 2:
+        if la.tile.works[0].combine or self.axis not in first.folded or len(first.axes) < 2:
             return f"blocks of a cluster share an axis that {first.out} folds into a matrix, {self.axis} is none"
         if any(x.axis == self.axis for x in la.tile.nest):
             return f"blocks share {self.axis} already: a cluster instead of splitk, not beside it"

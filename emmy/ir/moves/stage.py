@@ -15,6 +15,7 @@ from emmy.ir.gpu import (
     by_groups,
     cluster_size,
     contracted_axes,
+    long_axes,
     multiple,
     receivers,
     ring_bytes,
@@ -40,6 +41,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "smem": ("swizzle128", "pad", "row", "panels"),
 }  # by the slots' space
 _DEPTHS = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 8, 10, 12))  # worth trying: else, of tma
+_RANK = 5  # dimensions that the copy engine knows (PTX ISA: cp.async.bulk.tensor)
 _PANELS = "panels"  # the layout that one instruction fills
 SELF = "all"  # the default role: every agent of the block
 
@@ -186,8 +188,9 @@ class Stage(Move):
             if self.depth > 2 and self.transport == "ldg":
                 return f"ldg keeps one block of {self.value} in registers: depth {self.depth} against 2"
             reason = self._refuse_panels(plan, la) if self.layout == _PANELS else None
-            return reason or self._refuse_transfer(plan, la) or self._refuse_memory(plan, la, target)
-        return self._refuse_transfer(plan, la)
+            reason = reason or self._refuse_transfer(plan, la) or self._refuse_block(plan, la, target)
+            return reason or self._refuse_memory(plan, la, target)
+        return self._refuse_transfer(plan, la) or self._refuse_block(plan, la, target)
 
     def _refuse_transfer(self, plan: Plan, la: Launch) -> str | None:
         """Why the transport cannot move the value's rows, as far as their length tells."""
@@ -202,19 +205,31 @@ class Stage(Move):
             return f"rows of {self.value} have {row} bytes: tma needs a multiple of {TRANSFER_BYTES}"
         if self.transport == "tma" and self.layout == "pad":
             return "tma cannot leave the gaps of layout pad: swizzle128 or row"
+        if self.transport == "tma" and len(v.axes) > _RANK:
+            return f"{self.value} has {len(v.axes)} axes, the copy engine knows {_RANK}"
         return None
+
+    def _refuse_block(self, plan: Plan, la: Launch, target: Target) -> str | None:
+        """Why a block of the value is no matrix."""
+        nest = la.tile.nest[: self._at(plan, la) + 1]
+        long = long_axes(plan, nest, self.value)
+        if target.is_cpu or len(long) < 2:
+            return None
+        sizes = ", ".join(f"{plan.extent(nest, a)} of {a}" for a in long)
+        return f"a block of {self.value} has {sizes}; beside its last axis, one may have more than 1 position: split({long[0]},grid,1)"
 
     def _refuse_panels(self, plan: Plan, la: Launch) -> str | None:
         """Why one instruction cannot bring a block of several panels."""
         v, c = plan.program.value(self.value), self._channel(plan, la)
-        if c.transport != "tma" or len(v.axes) != 2:
-            return f"{self.value} has {len(v.axes)} axes and comes by {c.transport}: tma brings panels of a value of 2 at once"
+        most = _RANK - 1  # a dimension of the copy engine for each axis, and one for panels
+        if c.transport != "tma" or not 2 <= len(v.axes) <= most:
+            return f"{self.value} has {len(v.axes)} axes and comes by {c.transport}: tma brings panels of a value of 2 to {most} at once"
         rows, columns, together = block_shape(plan, la.tile, c)
         row = swizzled_bytes(rows, columns, size_bytes(v.dtype), together)
         panel = row // size_bytes(v.dtype)
         if columns <= panel or row <= TRANSFER_BYTES:
             return f"a block of {columns} columns of {self.value} has no panels to bring at once: swizzle128"
-        whole, own = multiple(plan.program.dim(v.axes[1])), plan.extent(la.tile.nest[: c.at + 1], v.axes[1])
+        whole, own = multiple(plan.program.dim(v.axes[-1])), plan.extent(la.tile.nest[: c.at + 1], v.axes[-1])
         if whole % panel or own % panel:
             return f"{self.value} has blocks of {own} columns, of a multiple of {whole}: no whole panels of {panel}"
         if rows > BOX_ROWS:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
-from emmy.ir.gpu import TRANSFER_BYTES, placed_bytes, ring_bytes, shared_bytes, sharing_blocks, transfer_bytes
+from emmy.ir.gpu import (
+    TRANSFER_BYTES,
+    placed_bytes,
+    refuse_several,
+    ring_bytes,
+    shared_bytes,
+    sharing_blocks,
+    transfer_bytes,
+)
+from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.moves.base import Move, Site, legal_sites, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
 from emmy.ir.program import swapped
@@ -70,8 +79,10 @@ class StoreBlock(Move):
         if not atoms or atoms[0].name not in _ATOMS:
             found = atoms[0].name if atoms else "no atom"
             return f"{self.value} is made by {found}; stmatrix writes the sums of {', '.join(_ATOMS)}"
-        if len(s.axes) != 2 or size_bytes(s.dtype) != 2:
+        if len(s.axes) < 2 or size_bytes(s.dtype) != 2:
             return f"{self.value} has {len(s.axes)} axes and {size_bytes(s.dtype)} bytes an element, stmatrix writes 2 of 2"
+        if several := refuse_several(plan, la.tile.nest, s.axes, mnk_axes(p.stage(atoms[0].stage))):
+            return f"stmatrix writes matrices of {self.value}: {several}"
         return None
 
     def _refuse_rows(self, plan: Plan, la: Launch) -> str | None:

@@ -46,7 +46,7 @@ class Swap(Move):
         if missing:
             return missing
         if not plan.program.has_stage(self.out) or plan.program.stage(self.out).monoid != SUM:
-            return f"{self.out} is not a sum"
+            return f"{self.out} is not a sum that {self.launch} makes"
         if reason := refuse_beside(self, plan, self.out):
             return reason
         for stage in beside(plan.program, plan.launch(self.launch).tile, self.out):
@@ -70,8 +70,8 @@ def _turned(s: Stage) -> Stage:
 def _refuse_product(s: Stage) -> str | None:
     """Why a stage is no product whose factors may change places."""
     reads = [f for f in factors(s.body) if isinstance(f, Read)]
-    own = [set(r.index) - set(s.folded) for r in reads]
-    apart = [{a} for a in s.axes]
+    own = [set(r.index) & set(s.axes[-2:]) for r in reads]  # each factor may have any of the axes before these
+    apart = [{a} for a in s.axes[-2:]]
     if len(reads) != len(factors(s.body)) or len(apart) != 2 or own not in (apart, apart[::-1]):
         return f"{s.out} is a sum of {s.body}, which is no product of two matrices"
     if swapped(s):

@@ -1,11 +1,13 @@
 """Ops: what can be computed. `parse_op` reads an op's text."""
 
+from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Geglu, Glu, Swiglu
 from emmy.ir.ops.matmul import Matmul, matmul
 from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, Work, parse_op
 
 __all__ = [
     "Accumulate",
+    "Bmm",
     "Geglu",
     "Glu",
     "InputKind",

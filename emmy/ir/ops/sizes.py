@@ -29,9 +29,9 @@ class Sizes:
     words: tuple[str, ...]
 
 
-def check_sizes(kind: str, m: Dim, n: int, k: int, dtype: str, layout: str) -> None:
+def check_sizes(kind: str, m: Dim, n: int, k: int, dtype: str, layout: str, b: int = 1) -> None:
     """Raises UsageError for sizes below 1 or too large, odd symbols, unknown dtypes and layouts."""
-    for name, d in (("m", m), ("n", n), ("k", k)):
+    for name, d in (("m", m), ("n", n), ("k", k), ("b", b)):
         if isinstance(d, Sym) and d.lo > d.hi:
             raise UsageError(f"{kind}: {name} is {d}, which begins above its end; allowed is {d.name}({d.hi}..{d.lo})")
         if not 1 <= upper(d) <= _MAX_DIM or (isinstance(d, Sym) and d.lo < 1):
@@ -50,11 +50,14 @@ def part_of(key: str, m: Dim, symbol: str, lo: int, hi: int) -> Dim:
     return m.within(lo, hi)
 
 
-def parse_sizes(kind: str, rest: str, options: tuple[str, ...]) -> Sizes:
-    """What `kind:rest` says, where any of `options` may stand beside a layout. Raises UsageError."""
+def parse_sizes(kind: str, rest: str, options: tuple[str, ...], before: str = "") -> Sizes:
+    """What `kind:rest` says, where any of `options` may stand beside a layout. Raises UsageError.
+
+    before: what stood between the kind and these sizes, for messages
+    """
     shape, _, tail = rest.partition(":")
     dtype, colon, said = tail.partition(":")
-    where = f"op '{kind}:{rest if len(rest) <= 100 else rest[:100] + '...'}'"
+    where = f"op '{kind}:{before}{rest if len(rest) <= 100 else rest[:100] + '...'}'"
     hit = _DIMS.fullmatch(shape)
     if not hit:
         raise UsageError(f"{where}: the shape is not MxNxK, such as 512x4096x3840 or m(1..4096)x4096x3840")
