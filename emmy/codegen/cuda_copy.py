@@ -318,13 +318,13 @@ def tensor_map(
 
     A dimension for each axis: so a box that runs over the rows brings zeros, not the next matrix.
     """
+    (rows, columns), (box_rows, box_columns) = axes, box
     ends = {a: w.scope[a].end for a in w.plan.program.value(value).axes}
     outer = tuple((ends[a], w.stride(value, a)) for a in reversed(ends) if a not in axes)
-    pitch = w.stride(value, axes[0])
+    pitch = None if w.stride(value, rows) == ends[columns] else w.stride(value, rows)
     return TensorMap(
-        f"{value}_map", value, *(ends[a] for a in axes), *box, swizzle, panels,
-        None if pitch == ends[axes[1]] else pitch, outer,
-    )  # fmt: skip
+        f"{value}_map", value, ends[rows], ends[columns], box_rows, box_columns, swizzle, panels, pitch, outer
+    )
 
 
 def only(cond: Whole, then: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -92,7 +92,7 @@ from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, registers_at_launch, tile_
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
-from emmy.ir.program import Stage
+from emmy.ir.program import Stage, same_rows
 from emmy.ir.target import Target
 
 KINDS: dict[str, type[Contraction]] = {
@@ -458,7 +458,7 @@ class _Expand:
         if not isinstance(s, Compute):
             return s.stage in folded
         stage, here = self.w.plan.program.stage(s.stage), {k.stage for k in self.w.launch.tile.works}
-        fits = stage.every == axes and self._is_statistic(stage) if stage.reduces else stage.axes == axes
+        fits = stage.every == axes and self._is_statistic(stage) if stage.reduces else same_rows(stage.axes, axes)
         return fits and all(v in made or v not in here for v in stage.reads)
 
     def _is_statistic(self, s: Stage) -> bool:

@@ -271,6 +271,11 @@ def read(value: Value) -> Read:
     return Read(value.name, value.axes)
 
 
+def same_rows(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Whether values over these axes have the same rows along one last axis, perhaps in another order."""
+    return a[-1:] == b[-1:] and set(a) == set(b) and len(a) == len(b)
+
+
 def swapped(stage: Stage) -> bool:
     """Whether a product's first factor has the last of the stage's own axes and its second the one before: W[n,k] * A[m,k]."""
     parts = factors(stage.body)

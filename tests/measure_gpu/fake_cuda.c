@@ -202,7 +202,7 @@ CUresult cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, void *ad
   note("map type %d rank %u dims %lu %lu stride %lu box %u %u every %u %u interleave %d swizzle %d promotion %d fill %d aligned %d", type,
        rank, dims[0], dims[1], strides[0], box[0], box[1], every[0], every[1], interleave, swizzle, promotion, fill,
        (int)((uintptr_t)map % 64 == 0));
-  if (rank > 2) note("panels dim %lu stride %lu box %u every %u", dims[2], strides[1], box[2], every[2]);
+  for (uint32_t i = 2; i < rank; ++i) note("further dim %lu stride %lu box %u every %u", dims[i], strides[i - 1], box[i], every[i]);
   map[0] = (uint64_t)(uintptr_t)address;
   return box[1] > 256 ? INVALID : 0;
 }

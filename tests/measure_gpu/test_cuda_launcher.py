@@ -85,18 +85,51 @@ def test_a_box_of_several_panels_is_described_in_three_dimensions(tmp_path: Path
         tmp_path,
         FAKE_CUDA_LOG=str(tmp_path / "log"),
     )
-    maps = [line for line in log(tmp_path) if line.startswith(("map", "panels"))]
+    maps = [line for line in log(tmp_path) if line.startswith(("map", "further"))]
     end = "interleave 0 swizzle {} promotion 3 fill 0 aligned 1"
     assert maps == [
         f"map type 6 rank 3 dims 32 300 stride 512 box 32 64 every 1 1 {end.format(2)}",
-        "panels dim 8 stride 64 box 3 every 1",
+        "further dim 8 stride 64 box 3 every 1",
         f"map type 6 rank 2 dims 256 300 stride 512 box 64 64 every 1 1 {end.format(3)}",
     ]
 
 
-@pytest.mark.parametrize("box", ["64 32 2 0", "64 0 2 3", "64 32 2 -", "64 32"])
+def test_a_map_of_more_axes_has_strides_of_its_own(tmp_path: Path) -> None:
+    """Rows of a token's head lie a whole token apart; batches follow, or panels and then batches and heads."""
+    lines = "sym m 1 500\nargument A 2 12800 $0 *\nkernel k0 32 0 1\n"
+    lines += "map A f16 64 32 2 : 128 : $0 : 1024 : 8 : 128\nmap A f16 64 64 3 2 : 128 : $0 : 128 : 4 : $0 128 * : 25 : 4 $0 * 128 *\n"
+    (tmp_path / "plan").write_bytes(fake.plan("k0 nothing 0 0 0 1\n", lines))
+    fake.run(
+        LOADING + f'LoadedPlan({str(tmp_path / "plan")!r}, "cuda").run([0x1000], [300])',
+        tmp_path,
+        FAKE_CUDA_LOG=str(tmp_path / "log"),
+    )
+    end = "interleave 0 swizzle {} promotion 3 fill 0 aligned 1"
+    assert [line for line in log(tmp_path) if line.startswith(("map", "further"))] == [
+        f"map type 6 rank 3 dims 128 300 stride 2048 box 32 64 every 1 1 {end.format(2)}",
+        "further dim 8 stride 256 box 1 every 1",
+        f"map type 6 rank 5 dims 64 300 stride 256 box 64 64 every 1 1 {end.format(3)}",
+        "further dim 2 stride 128 box 2 every 1",
+        "further dim 4 stride 76800 box 1 every 1",
+        "further dim 25 stride 307200 box 1 every 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "64 32 2 0",
+        "64 0 2 3",
+        "64 32 2 -",
+        "64 32",
+        "1 8 0 : 8 : 2 : 8 : 2",
+        "1 8 0 : 8 : 2" + " : 8" * 9,
+        "1 8 0 1 : 8 : 2" + " : 8" * 7,
+    ],
+)
 def test_a_map_without_a_box_is_refused(box: str, tmp_path: Path) -> None:
-    lines = f"argument A 2 256\nkernel k0 32 0 1\nmap A f16 {box} : 16 : 16\n"
+    end = "" if ":" in box else " : 16 : 16"
+    lines = f"argument A 2 256\nkernel k0 32 0 1\nmap A f16 {box}{end}\n"
     (tmp_path / "plan").write_bytes(fake.plan("k0 nothing 0 0 0 1\n", lines))
     out = fake.run(
         LOADING

@@ -152,8 +152,8 @@ def barriers() -> Iterator[Probe]:
 
 # ---------------------------------------------------------------- TMA
 def tma() -> Iterator[Probe]:
-    boxes = {2: (0, 16, 8), 3: (0, 16, 4, 2), 4: (0, 16, 2, 2, 2)}
-    for rank in (2, 3, 4):
+    boxes = {2: (0, 16, 8), 3: (0, 16, 4, 2), 4: (0, 16, 2, 2, 2), 5: (0, 16, 2, 2, 1, 2)}
+    for rank in (2, 3, 4, 5):
         for swizzle in (0, 32, 64, 128):
             width = swizzle // 2 if swizzle else 24  # elements of 2 bytes
             box = (width, *boxes[rank][2:])
@@ -200,7 +200,7 @@ def tma() -> Iterator[Probe]:
 
             yield Probe(f"tma_{rank}d_swizzle{swizzle}", kernel, make, smem_bytes=16392)
         where = ", ".join(("(int)rank * 8", *("0" for _ in range(rank - 1))))
-        for hint, policy in (("", ""), ("_hint", ", emmy_policy_evict_first()"))[: 2 if rank < 4 else 1]:
+        for hint, policy in (("", ""), ("_hint", ", emmy_policy_evict_first()")):
             yield Probe(
                 f"tma_{rank}d_multicast{hint}",
                 f"""EMMY_KERNEL(32, 1) EMMY_CLUSTER(2, 1, 1) probe(EMMY_TENSORMAP(map), u32* out) {{
@@ -232,7 +232,7 @@ def tma() -> Iterator[Probe]:
 
 
 def _multicast(rank: int) -> list[Argument]:
-    box = {2: (16, 8), 3: (16, 4, 2), 4: (16, 2, 2, 2)}[rank]
+    box = {2: (16, 8), 3: (16, 4, 2), 4: (16, 2, 2, 2), 5: (16, 2, 2, 1, 2)}[rank]
     values = constant(np.arange(24 * 8, dtype=np.uint16).reshape((*box[:0:-1], 24)))
     return [TensorMap(values, box), zeros(256)]
 

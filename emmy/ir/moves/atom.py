@@ -166,7 +166,11 @@ class BindAtom(Move):
             for x in self._stages(plan, la, s, target):
                 if reason := _refuse_slots(plan, la, x, kind):
                     return reason
-        if several := refuse_several(plan, la.tile.nest, s.axes, mnk_axes(s)) if not self.inner and not target.is_cpu else None:
+        if (
+            several := refuse_several(plan, la.tile.nest, s.axes, mnk_axes(s))
+            if not self.inner and not target.is_cpu
+            else None
+        ):
             return f"{self.atom} makes matrices: {several}"
         if sharers(plan, la.tile.nest, s) > 1:
             return f"agents share the folding of {s.out}: atoms whose operands are staged cannot, direct can"

@@ -22,7 +22,7 @@ from emmy.ir.moves.base import (
 )
 from emmy.ir.moves.gpu_tiles import missing_loops
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Work, axes_walked, refuse_loops, refuse_own_loop
-from emmy.ir.program import SUM
+from emmy.ir.program import SUM, same_rows
 from emmy.ir.target import Target
 
 _LEAST_TILE = 64  # of a GPU: an axis may be shorter
@@ -152,7 +152,7 @@ class Split(Move):
             return f"blocks share {self.axis} already: a cluster instead of splitk, not beside it"
         if first.monoid != SUM:
             return f"{first.out} is not a sum: blocks of a cluster add"
-        odd = next((s.out for s in others if (s.every if s.reduces else s.axes) != first.axes), None)
+        odd = next((s.out for s in others if not same_rows(s.every if s.reduces else s.axes, first.axes)), None)
         return f"{odd} is not made of {first.out} element by element: cut it off" if odd else None
 
     def _refuse_own_loop(self, plan: Plan, w: Work) -> str | None:

@@ -19,7 +19,7 @@ from emmy.ir.gpu import (
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.moves.base import Move, Site, legal_sites, put, refuse_path, register
 from emmy.ir.plan import Launch, Placement, Plan
-from emmy.ir.program import swapped
+from emmy.ir.program import same_rows, swapped
 from emmy.ir.target import Target
 
 _ATOMS = ("mma", "hybrid", "f16", "wgmma", "wgmma_rs")  # those whose sums stmatrix can write
@@ -75,7 +75,9 @@ class StoreBlock(Move):
     def _refuse_atom(self, plan: Plan, la: Launch) -> str | None:
         """Why the value is not in registers as stmatrix takes it."""
         p, s = plan.program, plan.program.stage(self.value)
-        atoms = [a for w in la.tile.works for a in w.atoms if a.stage == w.stage and p.stage(a.stage).axes == s.axes]
+        atoms = [
+            a for w in la.tile.works for a in w.atoms if a.stage == w.stage and same_rows(p.stage(a.stage).axes, s.axes)
+        ]
         if not atoms or atoms[0].name not in _ATOMS:
             found = atoms[0].name if atoms else "no atom"
             return f"{self.value} is made by {found}; stmatrix writes the sums of {', '.join(_ATOMS)}"
@@ -88,7 +90,7 @@ class StoreBlock(Move):
     def _refuse_rows(self, plan: Plan, la: Launch) -> str | None:
         """Why rows of the value, or of what is added to it, cannot be moved 16 bytes at a time."""
         p, axes = plan.program, plan.program.stage(self.value).axes
-        elementwise = [s for w in la.tile.works if not (s := p.stage(w.stage)).reduces and s.axes == axes]
+        elementwise = [s for w in la.tile.works if not (s := p.stage(w.stage)).reduces and same_rows(s.axes, axes)]
         here = {w.stage for w in la.tile.works}
         others = [v for s in elementwise for v in s.reads if v not in here and axes[-1] in p.value(v).axes]
         for v in (self.value, *others):
