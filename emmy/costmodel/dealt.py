@@ -15,14 +15,14 @@ from emmy.costmodel.counting import LANES, NONE, SECTOR_BYTES, Count, Integers, 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import TRANSFER_BYTES, WARP, exchange_pitch, sharing_blocks, transfer_bytes
 from emmy.ir.plan import Atom, Launch, Plan
-from emmy.ir.program import Value, swapped, upper
+from emmy.ir.program import Value, same_rows, swapped, upper
 
 
 def stored_value(plan: Plan, launch: Launch, atom: Atom) -> tuple[Value, int]:
     """What leaves a launch that an atom makes the sums of, element by element, and bytes of one as it is stored."""
     program = plan.program
     axes = program.stage(atom.stage).axes
-    made = (s for w in launch.tile.works if (s := program.stage(w.stage)).axes == axes)
+    made = (s for w in launch.tile.works if same_rows((s := program.stage(w.stage)).axes, axes))
     left = [s.out for s in made if plan.stored(s, launch)]
     space = plan.workspace(atom.stage)
     value = program.value(atom.stage if space or not left else left[-1])

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from emmy.errors import EmmyError
 from emmy.ir.dtype import DType
-from emmy.ir.ops.glu import Glu
-from emmy.ir.ops.matmul import Matmul
-from emmy.ir.ops.op import Op
+from emmy.ir.ops import Op, Products
 from emmy.measure.answers import Answers, HostAnswers
 from emmy.measure.cuda_memory import ZONE_BYTES, CudaBuffer
 from emmy.measure.cuda_timing import GraphTiming
@@ -57,7 +55,7 @@ class CudaDevice(Device):
         return torch_stock(op, tensor) if self._has_torch else None
 
     def answers(self, op: Op) -> Answers:
-        if self._has_torch and isinstance(op, Matmul | Glu):
+        if self._has_torch and isinstance(op, Products):
             return TorchAnswers(op, "cuda", tensor, self._answer_bytes)
         return HostAnswers(op, self.references, self.memory_bytes // 4)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.expr import FUNCTIONS, Array
+from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op, Storage
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() if importlib.util.find_spec("torch"):
+        case Matmul() | Glu() | Bmm() if importlib.util.find_spec("torch"):
             import torch
 
             torch.set_num_threads(threads)
@@ -37,6 +38,8 @@ def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
             return "numpy", NumpyMatmul(op)
         case Glu(dtype="f32"):
             return "numpy", NumpyGlu(op)
+        case Bmm(dtype="f32"):
+            return "numpy", NumpyBmm(op)
         case _:
             return None
 
@@ -48,6 +51,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> tuple[str, 
             return "torch", TorchMatmul(op, tensor)
         case Glu():
             return "torch", TorchGlu(op, tensor)
+        case Bmm():
+            return "torch", TorchBmm(op, tensor)
         case _:
             return None
 
@@ -114,6 +119,33 @@ class TorchGlu:
             case "silu":
                 steps.append(partial(torch.ops.aten.silu.out, gate, out=y))
         return _in_turn([*steps, partial(y.mul_, up)])
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBmm:
+    """torch.bmm, of B as it is stored."""
+
+    op: Bmm
+    tensor: Callable[[Buffer], torch.Tensor]
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        import torch
+
+        x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
+        b = x["B"] if self.op.layout == "kn" else x["B"].transpose(1, 2)
+        return _in_turn([partial(torch.bmm, x["A"], b, out=x["C"])])
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyBmm:
+    """numpy.matmul of a stack of matrices."""
+
+    op: Bmm
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        x = {name: buffer.read() for name, buffer in buffers.items()}
+        b = x["B"] if self.op.layout == "kn" else x["B"].swapaxes(1, 2)
+        return _in_turn([partial(np.matmul, x["A"], b, out=x["C"])])
 
 
 @dataclass(frozen=True, slots=True)

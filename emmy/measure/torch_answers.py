@@ -1,4 +1,4 @@
-"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls and pairs of them.
+"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches of them.
 
 Inputs are drawn as the op's `inputs` describes them, by torch's generator. The products are the vendor library's, in another
 precision and by other code than any candidate's. Must not know plans or timing.
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.dtype import DType
+from emmy.ir.ops import Products
+from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Activation, Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Accumulate, Storage
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-Products = Matmul | Glu
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
@@ -121,6 +122,10 @@ class TorchAnswers(Answers):
 
 def reference(op: Products, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The first output in float64 for inputs in any dtype, as the op's `reference` defines it."""
+    import torch
+
+    if isinstance(op, Bmm):
+        return torch.stack([_product(op, a, b) for a, b in zip(inputs["A"], inputs["B"], strict=True)])
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return _activated(op.activation, gate).mul_(up)

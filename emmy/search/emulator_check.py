@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 from emmy.codegen.build import SourceUnit, plan_source
 from emmy.codegen.emulated import emulate_plan
@@ -16,11 +17,9 @@ from emmy.codegen.emulator import SCHEDULES
 from emmy.codegen.lower import complete
 from emmy.errors import EmuError, PlanError, UsageError
 from emmy.ir.gpu import accumulation, transfer_bytes
-from emmy.ir.ops import Op
-from emmy.ir.ops.glu import Glu
-from emmy.ir.ops.matmul import Matmul
+from emmy.ir.ops import Op, Products
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
-from emmy.ir.program import Sym, upper
+from emmy.ir.program import Dim, Sym, upper
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target
 
@@ -78,7 +77,7 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     None when no op of a feasible size has that plan.
     """
     whole = op if op.work().flops <= _MOST_FLOPS else None
-    if not isinstance(op, Matmul | Glu) or op.work().flops <= _WHOLE_FLOPS:
+    if not isinstance(op, Products) or op.work().flops <= _WHOLE_FLOPS:
         return whole
     plan = replay(op.program(), schedule, target)
     form = _form(plan)
@@ -94,12 +93,16 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     return whole
 
 
-def _smaller(op: Matmul | Glu, plan: Plan) -> Iterator[Matmul | Glu]:
+def _smaller(op: Products, plan: Plan) -> Iterator[Products]:
     """The op with fewer tiles along each axis, a ragged last one kept, smallest first."""
-    tries = (_lengths(plan, axis, size) for axis, size in (("m", upper(op.m)), ("n", op.n), ("k", op.k)))
-    for m, n, k in sorted(product(*tries), key=lambda s: s[0] * s[1] * s[2]):
-        rows = Sym(op.m.name, min(op.m.lo, m), m) if isinstance(op.m, Sym) else m
-        yield replace(op, m=rows, n=n, k=k)
+    axes = {a: upper(d) for a, d in op.program().dims}
+    tries = product(*(_lengths(plan, axis, size) for axis, size in axes.items()))
+    for sizes in sorted(tries, key=prod):
+        at: dict[str, Dim] = dict(zip(axes, sizes, strict=True))
+        if isinstance(op.m, Sym):
+            m = upper(at["m"])
+            at["m"] = Sym(op.m.name, min(op.m.lo, m), m)
+        yield replace(op, **at)  # type: ignore[arg-type]  # an axis is called as the op's field is
 
 
 def _lengths(plan: Plan, axis: str, size: int) -> list[int]:

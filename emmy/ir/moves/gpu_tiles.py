@@ -145,14 +145,14 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
         return (Missing(la.name, n, "grid", tuple(columns)),)
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
-        found = _in_time(plan, la, (m, n, k), target, item * of[0], item * of[1], atom == "mma")
+        found = _in_time(plan, la, s, target, (item * of[0], item * of[1]), atom == "mma")
         if not grouped or not _alone(la, k) or not target.can("cluster") or not _by_engine(plan, s, target):
             return found
-        rows, tiles = upper(plan.program.dim(m)), upper(plan.program.dim(m)) * upper(plan.program.dim(n)) // _ELEMENTS
+        rows, tiles = upper(plan.program.dim(m)), _made(plan, s) // _ELEMENTS
         if rows >= _MANY_ROWS and tiles >= _MANY_TILES * target.n_sms:
             return (*found, *_pairs(la, m, size[m], 2 * _GROUP_ROWS))
         few = rows <= _GROUP_ROWS == size[m]
-        return (*found, *_pairs(la, n, size[n], 32)) if few and _crowded(plan, n, target) else found
+        return (*found, *_pairs(la, n, size[n], 32)) if few and _crowded(plan, s, target) else found
     return _agents(plan, la, s, atom, grouped)
 
 
@@ -173,26 +173,25 @@ def _divides(plan: Plan, s: Stage, m: int, n: int, atom: str, grouped: bool, of:
 def _in_time(
     plan: Plan,
     la: Launch,
-    axes: tuple[str, str, str],
+    s: Stage,
     target: Target,
-    row: int,
-    column: int,
+    a_step: tuple[int, int],
     halves: bool,
     liked: tuple[int, ...] = _FOLDED,
 ) -> tuple[Missing, ...]:
     """The folded axis into time, in liked pieces if some are legal; before that perhaps among blocks of a cluster.
 
-    row, column: bytes that a fill takes of operands for each, one step of the axis deep
+    a_step: bytes that a fill takes of operands for each row and each column, one step of the axis deep
     """
-    m, n, k = axes
-    size = {a: plan.extent(la.tile.nest, a) for a in axes}
-    most = target.smem_block_bytes // (row * size[m] + column * size[n])
+    (m, n), k = s.axes[-2:], s.folded[-1]
+    size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
+    most = target.smem_block_bytes // (a_step[0] * size[m] + a_step[1] * size[n])
     shared = any(x.axis == k for x in la.tile.nest)
     steps = tuple(
         x for x in _FOLDED if x <= most and (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0])
     )
     found = (Missing(la.name, k, "serial", tuple(x for x in steps if x in liked) or steps),)
-    few = upper(plan.program.dim(m)) * upper(plan.program.dim(n)) <= target.n_sms * _ELEMENTS
+    few = _made(plan, s) <= target.n_sms * _ELEMENTS
     if shared or _clustered(la) or not target.can("cluster") or not halves or not few:
         return found
     share = max(_SHARE, liked[0])
@@ -209,9 +208,15 @@ def _pairs(la: Launch, axis: str, size: int, whole: int) -> tuple[Missing, ...]:
     return (Missing(la.name, axis, "cluster", (size // 2,)),) if size % whole == 0 else ()
 
 
-def _crowded(plan: Plan, axis: str, target: Target) -> bool:
-    """Whether an axis has more columns than all multiprocessors take at once, so that none of them is left idle by clusters."""
-    return upper(plan.program.dim(axis)) >= target.n_sms * _USUAL_COLUMNS
+def _made(plan: Plan, s: Stage) -> int:
+    """Elements that a stage makes, of all its matrices."""
+    return prod(upper(plan.program.dim(a)) for a in s.axes)
+
+
+def _crowded(plan: Plan, s: Stage, target: Target) -> bool:
+    """Whether there are more columns than all multiprocessors take at once, so that none of them is left idle by clusters."""
+    columns = _made(plan, s) // upper(plan.program.dim(s.axes[-2]))
+    return columns >= target.n_sms * _USUAL_COLUMNS
 
 
 def _alone(la: Launch, k: str) -> bool:
@@ -261,8 +266,8 @@ def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing,
         return (Missing(la.name, many, "grid", _covering(plan, many, _MANY)),)
     if not _has(la, k, "serial"):
         weights, tokens = sides(plan.program, la.tile, s.out)
-        found = _in_time(plan, la, (few, many, k), target, 2 * tokens, 2 * weights, True, _LONG)
-        shared = _alone(la, k) and _crowded(plan, many, target) and plan.extent(la.tile.nest, few) % 16 == 0
+        found = _in_time(plan, la, s, target, (2 * tokens, 2 * weights), True, _LONG)
+        shared = _alone(la, k) and _crowded(plan, s, target) and plan.extent(la.tile.nest, few) % 16 == 0
         return (*found, *_pairs(la, many, plan.extent(la.tile.nest, many), 2 * _GROUP_ROWS)) if shared else found
     if not _has(la, many, "warpgroup"):
         of = sides(plan.program, la.tile, s.out)

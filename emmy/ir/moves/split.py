@@ -184,6 +184,12 @@ def _walked(plan: Plan, la: Launch, axis: str) -> bool:
     return any(axis in axes_walked(plan.program, w) for w in la.tile.works)
 
 
+def _counts_matrices(plan: Plan, la: Launch, axis: str) -> bool:
+    """Whether an axis tells the matrices apart that a launch makes by folding."""
+    folds = (s for w in la.tile.works if not w.combine and (s := plan.program.stage(w.stage)).reduces)
+    return any(axis in s.axes[:-2] for s in folds)
+
+
 def _steps(plan: Plan, la: Launch, axis: str, level: str, target: Target) -> tuple[int, ...]:
     """Steps worth trying: powers of two, and even shares of the axis rounded up to 8; () where the loop makes no sense."""
     nest = la.tile.nest
@@ -195,4 +201,6 @@ def _steps(plan: Plan, la: Launch, axis: str, level: str, target: Target) -> tup
     shares = {-(-left // n) for n in (2, 3, 4, 5, 6, 8)} if left > 64 else set()
     rounded = {-(-s // 8) * 8 for s in shares}
     least = 16 if level in BLOCK_LEVELS else 8  # a few steps of k at a time suit a single row of outputs
+    if _counts_matrices(plan, la, axis):
+        least = 1
     return tuple(sorted(s for s in {*powers(least, 4096), *rounded} if s < left and left // s <= 512))

@@ -5,6 +5,8 @@ from emmy.ir.ops.glu import Geglu, Glu, Swiglu
 from emmy.ir.ops.matmul import Matmul, matmul
 from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, Work, parse_op
 
+Products = Matmul | Glu | Bmm  # ops of matrix products
+
 __all__ = [
     "Accumulate",
     "Bmm",
@@ -13,6 +15,7 @@ __all__ = [
     "InputKind",
     "Matmul",
     "Op",
+    "Products",
     "Storage",
     "Swiglu",
     "Work",
