@@ -72,6 +72,17 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/specialize(2,40,232) k0/persist(2) k0/pingpong()",
     ),
     (
+        parse_op("bmm:3x70x33x56:f16:nk").program(),
+        "h200",
+        "k0/split(b,grid,1) k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) "
+        "k0/stage(A,tma,3) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,32,16)",
+    ),
+    (
+        parse_op("bmm:2xm(1..20)x40x24:f32").program(),
+        "cpu-portable",
+        "k0/split(b,core,1) k0/split(n,core,16) k0/split(k,serial,16) k0/stage(B,pack,1) k0.C/atom(fma,4,8,1,4)",
+    ),
+    (
         parse_op("matmul:64x1200x32:f16:nk").program(),  # more tiles than multiprocessors
         "h200",
         "k0/split(m,grid,64) k0/split(n,grid,8) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) "

@@ -88,6 +88,21 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(m,warp,16) k0/split(n,warp,32) "
         f"{_WARPS} k0/store(C,tma)",
     ),
+    "batched": (
+        "bmm:3x72x64x160:f16",
+        "k0/split(b,grid,1) k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) "
+        "k0/stage(A,tma,2) k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,64,16) k0/store(C,tma)",
+    ),
+    "batched panels": (
+        "bmm:3x64x128x256:f16:nk",
+        "k0/split(b,grid,1) k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,128) k0/split(m,warpgroup,64) "
+        "k0/stage(A,tma,2,panels) k0/stage(B,tma,2,panels) k0.C/atom(wgmma,64,64,16)",
+    ),
+    "batched by cp.async": (
+        "bmm:3x24x40x72:bf16:nk",
+        "k0/split(b,grid,1) k0/split(m,grid,16) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) "
+        "k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16)",
+    ),
     "direct": (
         "matmul:8x32x128:f16:nk",
         "k0/split(m,grid,8) k0/split(n,grid,32) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",

@@ -632,4 +632,27 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ("a share's words are B's, not A's", r"(emmy_mma_f32_f16\(C_sums, rows\d+), A_held", r"\1, B_held", "wrong"),
         ("rows of A that are not there", r"A \+ ([^;]*?) \* 128", r"A + (8 + \1) * 128", "bounds"),
     ),
+    *_bugs(
+        "batched",
+        ("A's batch is left out", r"(&A_map.*), b_block\)", r"\1, 0)", "wrong"),
+        ("B's batch is left out", r"(&B_map.*), b_block\)", r"\1, 0)", "wrong"),
+        ("the batch that is stored is left out", r"(&C_map.*), b_block\)", r"\1, 0)", "wrong"),
+        ("B's batch is the next", r"(&B_map.*), b_block\)", r"\1, b_block + 1)", "wrong"),
+        ("B's rows are those of a flat matrix", r"(&B_map.*), k, b_block\)", r"\1, b_block * 160 + k, 0)", "wrong"),
+        ("a copy is of two dimensions", r"_3d(\(.*&A_map.*), b_block\)", r"_2d\1)", "copy"),
+        ("a tile too many is of each batch", r"b_block = tile / 2;", "b_block = tile / 3;", "wrong"),
+    ),
+    *_bugs(
+        "batched panels",
+        ("A's batch is left out", r"(&A_map.*), [^,\n]+\);", r"\1, 0);", "wrong"),
+        ("B's batch takes the panel's place", r"(&B_map.*), ([^,\n]+), ([^,\n]+)\);", r"\1, \3, \2);", "wrong"),
+        ("a copy is of three dimensions", r"_4d(\(.*&A_map.*), [^,\n]+\);", r"_3d\1);", "copy"),
+    ),
+    *_bugs(
+        "batched by cp.async",
+        ("A's batch is left out", r"A \+ b_block \* 1728", "A + 0", "wrong"),
+        ("B's batches lie closer", r"b_block \* 2880", "b_block * 2808", "wrong"),
+        ("results of all batches go to the first", r"C \+ b_block \* 960", "C + 0", "wrong"),
+        ("rows of the next batch are read", r"copy_row \+ i \* 8 < 24 - m_lo", "1", "bounds"),
+    ),
 )

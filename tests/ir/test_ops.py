@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emmy.errors import EmmyError, UsageError
 from emmy.ir.dtype import DTYPES, decode, encode
 from emmy.ir.expr import FUNCTIONS
-from emmy.ir.ops import Geglu, Matmul, Swiglu, matmul, parse_op
+from emmy.ir.ops import Bmm, Geglu, Matmul, Swiglu, matmul, parse_op
 from emmy.ir.ops.matmul import EPILOGUES, STATISTIC
 from emmy.ir.program import Sym
 from emmy.testing.op_contract import OpContract
@@ -39,6 +39,16 @@ class TestGlu(OpContract):
     )
 
 
+class TestBmm(OpContract):
+    ops = (
+        Bmm(1, 1, 1, 1),
+        Bmm(3, 5, 7, 33, layout="nk"),
+        Bmm(2, 1, 19, 40, "f16", "nk"),
+        Bmm(4, Sym("m", 2, 9), 8, 16, "bf16"),
+        Bmm(2, Sym("m", 1, 1), 3, 2, "f32", "nk"),
+    )
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     m=st.one_of(st.integers(1, 1 << 24), st.tuples(st.integers(1, 99), st.integers(0, 999))),
@@ -64,6 +74,8 @@ def test_any_matmul_has_a_key_that_parses_back(m, n, k, dtype, layout, epilogue)
         "matmul:m(1..)x4x5:f32", "matmul:n(1..3)x4x5:f32", "matmul:3xm(1..4)x5:f32", "matmul:3x4x5 :f32", "matmul:3x4x5:f32 x",
         "geglu:3x4x5:f32:bias", "geglu:3x4x5", "swiglu:0x4x5:f32", "swiglu:3x4x5:f32:nk,nk", "geglu:m(1..)x4x5:f16:kn", "glu:3x4x5:f32",
         "matmul:3x4x5:f32:sum_squares,bias",
+        "bmm:3x4x5:f32", "bmm:2x3x4x5", "bmm:0x3x4x5:f32", "bmm:2x3x4x5:f32:bias", "bmm:b(1..2)x3x4x5:f32", "bmm:2x3xm(1..4)x5:f16",
+        "bmm:16777217x1x1x1:f32", "bmm:2x3x4x5x6:f32", "bmm:" + "9" * 5000 + "x4x5x6:f32",
         "matmul:" + "9" * 5000 + "x4x5:f32", "matmul:3x4x5:f32:" + "bias," * 5000, "matmul:\x00x4x5:f32",
     ],
 )  # fmt: skip
@@ -96,6 +108,8 @@ def test_random_text_never_escapes_as_another_error(text: str):
         lambda: matmul(1, 1, 1, epilogue=("bias", "bias")),
         lambda: matmul(Sym("b", 1, 4), 1, 1),
         lambda: Geglu(1, 0, 1),
+        lambda: Bmm(0, 1, 1, 1),
+        lambda: Bmm(1, Sym("b", 1, 4), 1, 1),
         lambda: Swiglu(1, 1, 1, "f64"),
         lambda: matmul(Sym("m", 8, 64, 8), 1, 1),
     ],
@@ -122,6 +136,15 @@ def test_arithmetic_in_f32_is_well_within_the_tolerance_and_a_dropped_product_is
     assert op.error_norm({"C": encode(a @ b.T, dtype)}, x, "normal") < 0.75
     short = a[:, :-1] @ b[:, :-1].T
     assert op.error_norm({"C": encode(short, dtype)}, x, "normal") > 1
+
+
+def test_another_batch_is_not_within_the_tolerance_and_the_work_is_that_of_all():
+    op, one = parse_op("bmm:3x16x16x64:f16:nk"), parse_op("matmul:16x16x64:f16:nk")
+    x = op.inputs("normal", 1)
+    c = op.reference(x)["C"]
+    assert op.error_norm({"C": encode(c[[0, 2, 1]], "f16")}, x, "normal") > 1
+    assert (op.work().flops, op.work().bytes) == (3 * one.work().flops, 3 * one.work().bytes)
+    assert not any(v.constant for v in op.program().inputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

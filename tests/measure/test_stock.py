@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from emmy.ir.ops import Glu, parse_op
+from emmy.ir.ops import Bmm, Glu, parse_op
 from emmy.ir.ops.matmul import Matmul
 from emmy.measure.answers import compare
 from emmy.measure.check import operands
 from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM
-from emmy.measure.stock import NumpyGlu, NumpyMatmul, TorchGlu, TorchMatmul, host_tensor, stock
+from emmy.measure.stock import NumpyBmm, NumpyGlu, NumpyMatmul, TorchBmm, TorchGlu, TorchMatmul, host_tensor, stock
 
 F32 = [
     "matmul:5x7x64:f32",
@@ -60,6 +60,28 @@ def pair(text: str) -> Glu:
     op = parse_op(text)
     assert isinstance(op, Glu)
     return op
+
+
+def batched(text: str) -> Bmm:
+    op = parse_op(text)
+    assert isinstance(op, Bmm)
+    return op
+
+
+@pytest.mark.parametrize("op_text", ["bmm:3x5x7x64:f32", "bmm:2x1x33x16:f32:nk"])
+def test_numpy_computes_a_batched_product(op_text: str) -> None:
+    for kind in ("integer", "normal"):
+        norm = run(op_text, NumpyBmm(batched(op_text)), kind)
+        assert norm is not None
+        assert norm <= 1
+
+
+@pytest.mark.parametrize("op_text", ["bmm:3x5x7x64:f32", "bmm:2x9x33x16:f16:nk", "bmm:2x9x33x16:bf16"])
+def test_torch_computes_a_batched_product(op_text: str) -> None:
+    pytest.importorskip("torch")
+    norm = run(op_text, TorchBmm(batched(op_text), host_tensor), "normal")
+    assert norm is not None
+    assert norm <= STOCK_ERROR_NORM
 
 
 def matmul(text: str) -> Matmul:

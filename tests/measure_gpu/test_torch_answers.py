@@ -28,6 +28,8 @@ OPS = [
     "matmul:9x40x32:f16:nk,residual,sum_squares",
     "geglu:33x20x48:f32",
     "swiglu:m(1..9)x8x64:bf16:nk",
+    "bmm:3x17x20x48:f16:nk",
+    "bmm:2xm(1..9)x8x16:f32",
 ]
 
 

@@ -18,6 +18,7 @@ OPS = (
     "matmul:m(1..4096)x3840x15360:f32:residual",
     "matmul:2048x15360x3840:f32",
     "matmul:64x15360x3840:f32",
+    "bmm:16x512x512x256:f16:nk",
 )
 
 

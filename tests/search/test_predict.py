@@ -158,10 +158,12 @@ CASES = [
     ("matmul:512x4096x3840:f16", "k0/splitk(C,6) k0/split(m,grid,192) k0/split(n,grid,80) k0/split(k,serial,16) "
      "k0/split(m,warp,48) k0/split(n,warp,40) k1/split(m,grid,8) k1/split(n,grid,64) k0/stage(A,cp_async,5) "
      "k0/stage(B,cp_async,5) k0.C/atom(hybrid,16,8,16)"),
+    ("bmm:16x500x512x256:f16:nk", "k0/split(b,grid,1) k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,32) "
+     "k0/split(m,warp,32) k0/split(n,warp,64) k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) k0.C/atom(mma,16,8,16)"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "schedule"), CASES, ids=["plain", "ragged", "symbolic", "splitk"])
+@pytest.mark.parametrize(("op", "schedule"), CASES, ids=["plain", "ragged", "symbolic", "splitk", "batched"])
 def test_a_reduced_op_is_small_and_keeps_loops_rings_and_raggedness(op: str, schedule: str) -> None:
     target, whole = load_target("rtx4090"), parse_op(op)
     small = reduced(whole, schedule, target)
