@@ -38,7 +38,8 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     rows, columns, steps = min(ROWS, m_size), plan.extent(nest, n), plan.extent(nest, k) // STEP
     item = size_bytes(b.dtype)
     # Every warp brings its rows of A for its columns; blocks of other rows bring B again.
-    fetched = float(item * (n_b * walked[m] * n_size * k_size + walked[n] * m_size * k_size))
+    matrices = prod(plan.count(nest, i) for i, y in enumerate(nest) if y.axis not in (m, n, k))
+    fetched = float(matrices * item * (n_b * walked[m] * n_size * k_size + walked[n] * m_size * k_size))
     slots, agents = min(work.unroll, steps), warps(plan, nest)
     along_k = b.axes[-1] == k
     reads, fills = _shared(plan, launch, stage, atom, rows, along_k)

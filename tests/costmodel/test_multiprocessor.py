@@ -80,6 +80,44 @@ def test_the_plan_tells_the_waves_bytes_and_sectors_of_its_text(
     assert moved.fills.taken <= counted.smem_store_waves
 
 
+_GROUPS = TILE.split(" k0/split(m,warp")[0].replace("serial,32", "serial,64") + " k0/split(m,warpgroup,64)"
+_FEW = "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)"
+BATCHED = {
+    "warps": ("3x128x128x96:f16", "rtx4090", _schedule("cp_async", "", MMA)),
+    "warpgroups": ("3x128x128x128:f16:nk", "h200", f"{_GROUPS} k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(wgmma,64,64,16)"),
+    "panels": (
+        "3x128x128x128:f16", "h200",
+        f"{_GROUPS.replace('l,64', 'l,128')} k0/stage(A,tma,2,panels) k0/stage(B,tma,2) k0.C/atom(wgmma,64,64,16)",
+    ),
+    "swapped": (
+        "3x16x128x128:f16:nk", "h200",
+        "k0/swap(C) k0/split(m,grid,16) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(n,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0.C/atom(wgmma,64,16,16)",
+    ),
+    "straight to registers": ("3x8x64x256:f16:nk", "h200", _FEW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_batch_of_products_moves_as_much_as_so_many_of_them(name: str) -> None:
+    shape, gpu, schedule = BATCHED[name]
+    first = "k0/swap(C) " if "swap" in schedule else ""
+    op, one = f"bmm:{shape}", f"matmul:{shape.split('x', 1)[1]}"
+    moved, counted = _both(op, f"{first}k0/split(b,grid,1) {schedule.removeprefix(first)}", gpu)
+    of_one, _ = _both(one, schedule, gpu)
+    by_engine = counted.wgmma_bytes / WAVE_BYTES
+    assert moved.reads.taken == counted.smem_load_waves + by_engine == 3 * of_one.reads.taken
+    assert moved.stores.taken == counted.global_store_sectors == 3 * of_one.stores.taken
+    if "direct" not in schedule:
+        assert moved.asked_bytes == counted.cp_async_bytes + counted.tma_load_bytes
+    assert moved.fetched_bytes == 3 * of_one.fetched_bytes and moved.blocks == 3 * of_one.blocks
+    unit = _unit(op, f"{first}k0/split(b,grid,1) {schedule.removeprefix(first)}", gpu)
+    launch, work = dominant_work(unit.plan)
+    assert wave_bytes(unit.plan, launch, work, 1e9) == sum(x.nbytes for x in parse_op(op).inputs("normal", 0).values())
+    values = dict(zip(feature_names(), features(parse_op(op), unit.plan, load_target(gpu)), strict=True))
+    assert all(np.isfinite(values[x]) for x in GPU_NAMES)
+
+
 @pytest.mark.parametrize(
     ("op", "columns"),
     [("f16", 40), ("f16:bias", 48), ("bf16:nk,bias,residual,gelu_tanh", 32), ("f16", 8), ("f16:splitk", 40)],
