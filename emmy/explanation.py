@@ -77,7 +77,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`time_us` is None when nothing is stored; `schedule` is then the predicted one, without one the default.
+    """`time_us` is None when nothing is stored; `schedule` is then the predicted one, without one the default, unless `given`.
 
     Roofline for `threads` of the target.
     """
@@ -96,6 +96,7 @@ class Explanation:
     refusals: tuple[Refusal, ...]
     model: ModelView | None
     predicted: Prediction | None = None  # what `schedule` rests on where nothing is measured
+    given: bool = False  # the caller named the schedule
 
     @property
     def roof_share(self) -> float | None:
@@ -110,12 +111,17 @@ def explain(
     rows: Sequence[Measurement],
     model: CostModel | None,
     predicted: Prediction | None = None,
+    given: str | None = None,
 ) -> Explanation:
-    """The explanation of the best schedule in `rows`, which are all those of the op, target and thread count."""
-    best = find_winner(rows, target.product)
+    """The explanation of the best schedule in `rows`, which are all those of the op, target and thread count, or of the one
+    given. Raises IllegalMove for one that does not replay.
+    """
+    named = None if given is None else format_schedule(parse_schedule(given))
+    best = find_winner([r for r in rows if named in (None, r.schedule)], target.product)
     default = ScheduleSpace(op, target, threads).default().key
-    predicted = None if best else predicted
-    schedule = best.schedule if best else predicted.schedule if predicted else default
+    predicted = None if best or named is not None else predicted
+    schedule = named if named is not None else best.schedule if best else predicted.schedule if predicted else default
+    replay(op.program(), schedule, target)
     times = by_schedule([r for r in rows if r.device.product == target.product] or rows)
     moves = parse_schedule(schedule)
     judge = _Judge(op, target, threads, model)
@@ -135,6 +141,7 @@ def explain(
         refusals=(*_refused_neighbours(moves, neighbours), *_refused_moves(op, target, moves)),
         model=judge.view(schedule, tuple(times)) if best else None,
         predicted=predicted,
+        given=named is not None,
     )
 
 

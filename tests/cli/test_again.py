@@ -107,6 +107,19 @@ def test_verify_with_a_schedule_that_fails_otherwise_is_exit_code_1(
     assert emmy("verify").code == 1
 
 
+def test_a_right_answer_faster_than_the_roofline_is_no_failure_of_verify_and_is_chosen_by_nothing(
+    emmy: Emmy, tuned: Path, fake_device: FakeDevice
+) -> None:
+    best = api.winner(OP)
+    assert best is not None
+    fake_device(**{best.schedule: "implausible"})
+    said = emmy("verify", "--op", OP, "--top", "2")
+    assert said.code == 0 and "2 schedules checked, 0 wrong" in said.err and "1 right, but faster than" in said.err
+    assert len(Dataset.of(tuned).rows(statuses=("implausible",))) == 1
+    after = api.winner(OP)
+    assert after is not None and after.row.status == "ok" and after.row == best.row
+
+
 def test_explain_says_what_binds_what_moves_bring_and_what_is_refused(emmy: Emmy, tuned: Path) -> None:
     best = api.winner(OP)
     said = emmy("explain", OP)
@@ -128,6 +141,18 @@ def test_explain_says_what_binds_what_moves_bring_and_what_is_refused(emmy: Emmy
 def test_explain_without_rows_explains_the_default(emmy: Emmy) -> None:
     said = emmy("explain", "matmul:32x32x32:f32")
     assert said.code == 0 and "nothing right is measured yet" in said.out
+
+
+def test_explain_takes_a_schedule_that_is_not_the_stored_one(emmy: Emmy, tuned: Path) -> None:
+    best = api.winner(OP)
+    schedule = "k0/split(k,serial,32)   k0.C/atom(fma,3,16,1,8)"  # spaces as a person types them
+    assert best is not None and best.schedule != " ".join(schedule.split())
+    told = api.explain(OP, schedule)
+    assert told.given and [m.move for m in told.moves] == schedule.split() and told.time_us is None
+    assert api.explain(OP, best.schedule).time_us == best.time_us
+    said = emmy("explain", OP, "--schedule", schedule)
+    assert said.code == 0 and "nothing right is measured of it yet" in said.out and "default." not in said.out
+    assert emmy("explain", OP, "--schedule", "k0/split(z,serial,32)").code == 2
 
 
 def test_what_explain_calls_one_change_away_is_legal_and_was_measured(tmp_path: Path) -> None:

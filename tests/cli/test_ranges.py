@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from emmy import api
+from emmy.errors import UsageError
 from emmy.ir.dispatch import parse_dispatch
 from emmy.ir.ops import parse_op
 from tests.cli.conftest import Emmy
@@ -33,6 +34,27 @@ def test_tune_shows_the_table_and_show_and_bench_find_it_again(emmy: Emmy, by_si
     assert [r["schedule"] for r in shown] == [r["schedule"] for r in raced] and {r["known"] for r in shown} == {
         "measured"
     }
+
+
+def test_bench_explain_and_verify_know_the_ranges_of_a_table_in_python_too(emmy: Emmy, by_size: None) -> None:
+    emmy(*TUNE)
+    ranges = api.table(OP)
+    named = ", ".join(repr(w.op) for w in ranges)
+    for ask in (api.bench, api.explain):
+        with pytest.raises(UsageError) as refused:
+            ask(OP)
+        assert named in str(refused.value)
+    for w in ranges:
+        assert api.explain(w.op, w.range.schedule).schedule == w.range.schedule
+    checked = [(r.op, r.schedule) for r in api.verify(OP, top=2).rows]
+    assert checked[: len(ranges)] == [(w.op, w.range.schedule) for w in ranges] and len(checked) > len(ranges)
+    assert len(set(checked)) == len(checked)
+    said = emmy("verify", "--op", OP, "--top", "1")
+    assert said.code == 0 and "schedules checked, 0 wrong" in said.err
+    explained = emmy("explain", OP, "--json").of("explanation")
+    assert [(e["op"], e["schedule"]) for e in explained] == [(w.op, w.range.schedule) for w in ranges]
+    explained = emmy("explain", OP, "--schedule", TABLE, "--json").of("explanation")
+    assert [e["schedule"] for e in explained] == [r.schedule for r in parse_dispatch(TABLE).ranges]
 
 
 def test_tune_in_json_gives_the_table_and_a_race_for_each_range(emmy: Emmy, by_size: None) -> None:
