@@ -122,6 +122,9 @@ def tune(
     leader = load_model(model, target, home, on_event)
     by_work = sorted(ops, key=lambda o: -o.work().flops)
     groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_work]
+    for text in (g.said for g in groups):
+        if text is not None:
+            on_event(Note(text))
     results: list[TuneResult] = []
     with ExitStack() as held:
         try:

@@ -28,7 +28,7 @@ from emmy.records import now_utc
 from emmy.search.emulator_check import Check, check
 from emmy.search.events import Finished, Listener, Note, Scored, Started, ignore
 from emmy.search.forecast import CONFIDENCE, Forecast, RatedSpace
-from emmy.search.predictions import Prediction, Rejection, keep
+from emmy.search.predictions import Prediction, Rejection, find_prediction, keep
 from emmy.search.registry import make_strategy
 from emmy.search.session import Request
 from emmy.search.space import Point, Trial
@@ -133,7 +133,7 @@ class Predicting:
     # ------------------------------------------------------------ search
     def _search(self, space: RatedSpace, strategy: Strategy) -> str:
         """Scores schedules until the budget is spent; the reason to stop."""
-        since_best, points = 0, [space.default()]
+        since_best, points = 0, [space.default(), *self._stored(space)]
         while points:
             log2_us, _ = space.forecast.predict(space.features(points))
             for point, value in zip(points, log2_us.tolist(), strict=True):
@@ -146,6 +146,13 @@ class Predicting:
             strategy.tell([Trial(p, float(2.0**v)) for p, v in zip(points, log2_us.tolist(), strict=True)])
             points = strategy.ask(BATCH)
         return "exhausted"
+
+    def _stored(self, space: RatedSpace) -> Iterator[Point]:
+        """The pick that is stored: scored again, so that nothing that is predicted to be slower takes its place."""
+        pick = None if self.request.fresh else find_prediction(self.home, self.request.op, self.request.target)
+        point = space.locate(pick.schedule) if pick else None
+        if point is not None and point.key != space.default().key:
+            yield point
 
     def _spent(self, since_best: int) -> str | None:
         if self.stop.asked:
