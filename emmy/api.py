@@ -30,7 +30,7 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.lookup import as_op, load, prediction, show, subject, subjects, table, winner
+from emmy.lookup import as_op, load, prediction, serving, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, Predicted, settle
@@ -48,7 +48,7 @@ from emmy.workloads import op_texts
 
 __all__ = [
     "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
-    "prediction", "roof_us", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+    "prediction", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -327,14 +327,15 @@ def bench(
 ) -> BenchResult:
     """The stored winner (or `schedule`, or what was predicted) measured again, in turns with the stock kernel.
 
+    A raced schedule is believed before one that was not. So a stored winner that was never raced is raced beside the one given.
+
     Raises UsageError when nothing is stored and no schedule given, NoSuchDevice where there is nothing to measure on,
     WrongAnswer when the kernel's answer is wrong.
     """
     op, home, target = as_op(op), home or config.home(), load_target(gpu)
     rows = measured_rows(home, op.key, target, threads)
-    pick = None
+    pick, best = None, find_winner(rows, target.product)
     if schedule is None:
-        best = find_winner(rows, target.product)
         pick = None if best else find_prediction(home, op, target)
         if best is None and pick is None:
             if not target.is_cpu:
@@ -355,7 +356,8 @@ def bench(
         device(target, threads, wait=wait, measurer=measurer) as here,
         recording(home, "bench", op.key, gpu, __version__) as keep,
     ):
-        row = keep(here.race([Candidate(op.key, schedule)], rounds)[0])
+        rival = [best.schedule] if best and not best.raced and best.schedule != schedule else []
+        row, *_ = [keep(r) for r in here.race([Candidate(op.key, s) for s in (schedule, *rival)], rounds)]
     if row.status == "correctness":
         raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
     return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads), pick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from emmy.loading import load_plan, load_table
 from emmy.ranged import find_table
 from emmy.runtime.launcher import LoadedPlan
 from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
-from emmy.search.ranges import RangeWinner
+from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.winner import Winner, find_winner, measured_rows
 
@@ -63,7 +64,8 @@ def table(
 ) -> tuple[RangeWinner, ...]:
     """The ranges of the op's stored table, ascending, or those of a table's text; () where one schedule serves all sizes.
 
-    Raises UsageError for a text that is no table, or one of other sizes than the op's.
+    Raises UsageError for a text that is no table, or one of other sizes than the op's, and IllegalMove, naming the range,
+    for one with a schedule that does not replay there.
     """
     op, target = as_op(op), load_target(gpu)
     if text is None:
@@ -72,9 +74,16 @@ def table(
     if not is_dispatch(text):
         return ()
     given = parse_dispatch(text)
-    given.check(op.program())
+    deque(given.plans(op.program(), target), maxlen=0)
     symbol = given.symbol
     return tuple(RangeWinner(symbol, r, op.within(symbol, r.lo, r.hi).key) for r in given.ranges)
+
+
+def serving(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> str | None:
+    """What `load` takes of what was measured: a table's text or a schedule's; None where nothing is stored."""
+    best = winner(op, gpu=gpu, threads=threads, home=home)
+    found = dispatch_of(table(op, gpu=gpu, threads=threads, home=home))
+    return str(found) if found else best.schedule if best else None
 
 
 def subjects(

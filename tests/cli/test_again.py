@@ -16,6 +16,8 @@ from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
 from emmy.measure.journal import open_journals
 from emmy.records import Candidate
+from emmy.search.events import Event, Measured
+from emmy.search.tuner import Stop
 from tests.cli.conftest import OP, Emmy, FakeDevice
 
 
@@ -67,6 +69,26 @@ def test_bench_takes_a_schedule_that_is_not_stored(emmy: Emmy, fake_device: Fake
     fake_device()
     (row,) = emmy("bench", OP, "--schedule", "k0.C/atom(fma,4,16,1,8)", "--json").of("bench")
     assert row["schedule"] == "k0.C/atom(fma,4,16,1,8)" and row["stored_us"] is None
+
+
+def test_a_bench_of_another_schedule_does_not_take_the_place_of_a_better_one_that_was_never_raced(
+    tmp_path: Path,
+) -> None:
+    product = load_target("cpu").product
+    stop, measurer = Stop(), FakeMeasurer(product=product)
+
+    def listen(event: Event) -> None:
+        stop.asked |= isinstance(event, Measured) and event.n == 20
+
+    part = api.tune(OP, strategy="random", home=tmp_path, measurer=measurer, stop=stop, on_event=listen)
+    api.tune(
+        OP, strategy="random", budget="1", seed=1, home=tmp_path, measurer=FakeMeasurer(product=product, fault_share=1)
+    )
+    default = part.default
+    assert part.best is not None and default is not None and part.best.schedule != default.schedule
+    api.bench(OP, default.schedule, home=tmp_path, measurer=measurer)
+    best = api.winner(OP, home=tmp_path)
+    assert best is not None and best.raced and best.schedule == part.best.schedule
 
 
 def test_bench_of_several_ops_measures_those_it_can(emmy: Emmy, tuned: Path, fake_device: FakeDevice) -> None:
