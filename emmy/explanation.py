@@ -13,6 +13,7 @@ from itertools import product as every
 
 import numpy as np
 
+from emmy.codegen.build import plan_source
 from emmy.costmodel.features import features
 from emmy.costmodel.model import CostModel
 from emmy.errors import IllegalMove, PlanError
@@ -26,6 +27,7 @@ from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.measure.measurer import Speedup
 from emmy.records import Measurement
+from emmy.search.forecast import launches_us
 from emmy.search.predictions import Prediction
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.tuner import speedup_of
@@ -148,7 +150,7 @@ def explain(
 # ---------------------------------------------------------------- neighbours
 @dataclass(frozen=True, slots=True)
 class _Neighbour:
-    """The schedule with move `at` changed. `refused`: why it is illegal."""
+    """The schedule with move `at` changed. `refused`: why it is illegal, or has no code."""
 
     at: int
     change: str
@@ -181,10 +183,12 @@ def _neighbours(op: Op, target: Target, moves: Moves) -> tuple[_Neighbour, ...]:
 
 def _neighbour(op: Op, target: Target, at: int, change: str, moves: Moves) -> _Neighbour:
     try:
-        replay(op.program(), moves, target)
+        plan_source(replay(op.program(), moves, target), target)
     except IllegalMove as e:
         where = "" if e.index == at and change != "left out" else f"{e.move}: "
         return _Neighbour(at, change, moves, where + e.reason)
+    except PlanError as e:
+        return _Neighbour(at, change, moves, f"no code is generated: {e}")
     return _Neighbour(at, change, moves, None)
 
 
@@ -282,7 +286,9 @@ class _Judge:
         log2_us, spread = self.model.predict(self._features(legal))
         own = legal.index(schedule)
         rank = 1 + int(np.sum(log2_us < log2_us[own]))
-        return ModelView(self.model.digest, float(2 ** log2_us[own]), float(2 ** spread[own]), rank, len(legal))
+        least_us = launches_us(replay(self.op.program(), schedule, self.target), self.target)
+        predicted_us = max(float(2 ** log2_us[own]), least_us)
+        return ModelView(self.model.digest, predicted_us, float(2 ** spread[own]), rank, len(legal))
 
     def _is_legal(self, schedule: str) -> bool:
         try:

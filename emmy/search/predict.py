@@ -27,7 +27,7 @@ from emmy.ir.target import Target, load_target, target_names
 from emmy.records import now_utc
 from emmy.search.emulator_check import Check, check
 from emmy.search.events import Finished, Listener, Note, Scored, Started, ignore
-from emmy.search.forecast import CONFIDENCE, Forecast, RatedSpace
+from emmy.search.forecast import CONFIDENCE, EMPTY_US, Forecast, RatedSpace, launches_us
 from emmy.search.predictions import Prediction, Rejection, find_prediction, keep
 from emmy.search.registry import make_strategy
 from emmy.search.session import Request
@@ -109,7 +109,10 @@ class Predicting:
                 log2_us, _ = space.forecast.predict(space.features([Point(schedule, ())]))
             except PlanError:
                 continue
-            out[schedule] = float(2.0 ** log2_us[0])
+            least_us = launches_us(
+                replay(self.request.op.program(), schedule, self.request.target), self.request.target
+            )
+            out[schedule] = max(float(2.0 ** log2_us[0]), least_us)
         return out
 
     def confirm(self, schedule: str) -> Prediction | None:
@@ -166,7 +169,10 @@ class Predicting:
         left = [_SEARCH_SHARE * budget.seconds - elapsed_s] if budget.seconds is not None else []
         left += [(budget.trials - n) * elapsed_s / n] if budget.trials is not None else []
         eta_s = max(0.0, min(left)) if left else None
-        self.on_event(Scored(point.key, n, 2.0 ** min(self._log2_us.values()), is_best, elapsed_s, eta_s))
+        best_us = max(
+            2.0 ** min(self._log2_us.values()), EMPTY_US
+        )  # they rank below it too; none is claimed to be faster
+        self.on_event(Scored(point.key, n, best_us, is_best, elapsed_s, eta_s))
 
     # ------------------------------------------------------------ the pick
     def _pick(self, space: RatedSpace) -> Prediction | None:
@@ -249,7 +255,7 @@ class Predicting:
             low_us=span.low_us,
             high_us=span.high_us,
             confidence=CONFIDENCE,
-            calibrated=forecast.is_calibrated,
+            calibrated=forecast.is_calibrated and not span.is_launch,
             basis=span.basis,
             roof_us=roofline_us(op.work(), target, op.program().inputs[0].dtype).time_us,
             model=self.model.digest if self.model else "",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from emmy import api
+from emmy.codegen.build import source
 from emmy.costmodel.dataset import Dataset
 from emmy.errors import IllegalMove, UsageError, WrongAnswer
 from emmy.ir.ops import parse_op
@@ -209,6 +210,19 @@ def test_what_explain_calls_refused_is_refused() -> None:
         with pytest.raises(IllegalMove) as refused:
             replay(op.program(), told.schedule.replace(r.instead_of, r.move), target)
         assert r.reason in str(refused.value)
+
+
+@pytest.mark.parametrize(("op", "gpu"), [(OP, "cpu"), ("matmul:512x4096x3840:f16:nk", "h200")])
+def test_what_explain_calls_one_change_away_has_code(op: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Legal is not enough: a nest that divides among two warpgroups is refused by the generator where a role has one."""
+    scored: list[str] = []
+    monkeypatch.setattr(
+        "emmy.explanation._Judge.factors", lambda _, base, them: [scored.append(s) or 1.0 for s in them]
+    )
+    told, target = api.explain(op, gpu=gpu), load_target(gpu)
+    for schedule in scored:
+        assert source(parse_op(op), schedule, target).text
+    assert len(scored) > 10 and any("no code is generated" in r.reason for r in told.refusals) == (gpu == "h200")
 
 
 def test_a_screening_never_beats_a_race(tmp_path: Path) -> None:
