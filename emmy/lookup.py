@@ -70,6 +70,9 @@ def table(
 ) -> tuple[RangeWinner, ...]:
     """The ranges of the op's stored table, ascending, or those of a table's text; () where one schedule serves all sizes.
 
+    Each has its sizes and schedule (`range`), the op of those sizes, which `explain` and `bench` take, and the row or the
+    prediction that it rests on; of a text neither. A stored table follows from all rows: what is measured later may change it.
+
     Raises UsageError for a text that is no table, or one of other sizes than the op's, and IllegalMove, naming the range,
     for one with a schedule that does not replay there.
     """

@@ -88,8 +88,9 @@ class Plan:
 class TuneResult:
     """The outcome for one op. Rows are under the final protocol when the race was held (`raced`).
 
-    Of an op tuned by ranges of its size, `ranges` is the table; `best`, `default` and `predicted` are of the last one, and the
-    counts are of the search in all of them.
+    Of an op tuned by ranges of its size, `ranges` is the table, ascending and without gaps, each with its schedule and the
+    row or prediction that it rests on; `best`, `default` and `predicted` are of the last one, and the counts are of the search
+    in all of them. It is () for an op that one schedule serves: of all ranges where they tie, or with `by_range=False`.
 
     On a card that is not here nothing is measured: `best` is None, `predicted` the pick, and `rejected` says of schedules
     that were predicted to be faster why they are not the pick.
@@ -113,7 +114,9 @@ class TuneResult:
 
     @property
     def dispatch(self) -> Dispatch | None:
-        """Which schedule serves which sizes; None for an op that one schedule serves."""
+        """Which schedule serves which sizes: `ranges` as a table, whose text `emmy.load`, `show` and `bench` take where they
+        take a schedule. None for an op that one schedule serves.
+        """
         return dispatch_of(self.ranges)
 
     @property
