@@ -30,7 +30,7 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.lookup import as_op, load, prediction, show, subject, subjects, table, winner
+from emmy.lookup import as_op, load, prediction, serving, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, Predicted, settle
@@ -48,7 +48,7 @@ from emmy.workloads import op_texts
 
 __all__ = [
     "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
-    "prediction", "roof_us", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+    "prediction", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -122,6 +122,9 @@ def tune(
     leader = load_model(model, target, home, on_event)
     by_work = sorted(ops, key=lambda o: -o.work().flops)
     groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_work]
+    for text in (g.said for g in groups):
+        if text is not None:
+            on_event(Note(text))
     results: list[TuneResult] = []
     with ExitStack() as held:
         try:
@@ -240,11 +243,22 @@ def with_pdl(op: Op | str, schedule: str, *, gpu: str) -> str:
     return out
 
 
-def explain(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> Explanation:
-    """Why the stored winner is as it is: what binds it, what each move brings, what was refused, what the model says."""
+def explain(
+    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+) -> Explanation:
+    """Why the stored winner (or `schedule`) is as it is: what binds it, what each move brings, what was refused, what the
+    model says.
+
+    Raises UsageError for an op that a table serves, or the text of a table, naming its ranges: each is explained by itself.
+    """
     op, home, target = as_op(op), home or config.home(), load_target(gpu)
+    if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):
+        raise UsageError(
+            f"{op} on {gpu} is served by a table of {len(ranges)} ranges ({_named(ranges)}): name one, with its schedule"
+        )
     rows = measured_rows(home, op.key, target, threads)
-    return explain_op(op, target, threads, rows, load_model(None, target, home), find_prediction(home, op, target))
+    pick = None if schedule else find_prediction(home, op, target)
+    return explain_op(op, target, threads, rows, load_model(None, target, home), pick, schedule)
 
 
 def diagnose_data(dataset: Dataset, gpu: str | None = None) -> Diagnosis:
@@ -293,7 +307,11 @@ class BenchResult:
 def _of_ranges(op: Op, gpu: str, threads: int, home: Path) -> str:
     """What is stored of the op's ranges instead, for a message."""
     ranges = table(op, gpu=gpu, threads=threads, home=home)
-    return f" as one schedule, but of its ranges ({', '.join(repr(w.op) for w in ranges)}): name one" if ranges else ""
+    return f" as one schedule, but of its ranges ({_named(ranges)}): name one" if ranges else ""
+
+
+def _named(ranges: Sequence[RangeWinner]) -> str:
+    return ", ".join(repr(w.op) for w in ranges)
 
 
 def bench(
@@ -309,14 +327,15 @@ def bench(
 ) -> BenchResult:
     """The stored winner (or `schedule`, or what was predicted) measured again, in turns with the stock kernel.
 
+    A raced schedule is believed before one that was not. So a stored winner that was never raced is raced beside the one given.
+
     Raises UsageError when nothing is stored and no schedule given, NoSuchDevice where there is nothing to measure on,
     WrongAnswer when the kernel's answer is wrong.
     """
     op, home, target = as_op(op), home or config.home(), load_target(gpu)
     rows = measured_rows(home, op.key, target, threads)
-    pick = None
+    pick, best = None, find_winner(rows, target.product)
     if schedule is None:
-        best = find_winner(rows, target.product)
         pick = None if best else find_prediction(home, op, target)
         if best is None and pick is None:
             if not target.is_cpu:
@@ -337,7 +356,8 @@ def bench(
         device(target, threads, wait=wait, measurer=measurer) as here,
         recording(home, "bench", op.key, gpu, __version__) as keep,
     ):
-        row = keep(here.race([Candidate(op.key, schedule)], rounds)[0])
+        rival = [best.schedule] if best and not best.raced and best.schedule != schedule else []
+        row, *_ = [keep(r) for r in here.race([Candidate(op.key, s) for s in (schedule, *rival)], rounds)]
     if row.status == "correctness":
         raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
     return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads), pick)
@@ -353,6 +373,16 @@ class VerifyReport:
     def wrong(self) -> tuple[Measurement, ...]:
         return tuple(r for r in self.rows if r.status == "correctness")
 
+    @property
+    def failed(self) -> tuple[Measurement, ...]:
+        """Those without an answer that could be checked. A row that is `implausible` had one, and it was right."""
+        return tuple(r for r in self.rows if r.status not in ("ok", "implausible", "correctness"))
+
+    @property
+    def unbelieved(self) -> tuple[Measurement, ...]:
+        """Those that answered right in less time than the device's peaks allow: kept as evidence, chosen by nothing."""
+        return tuple(r for r in self.rows if r.status == "implausible")
+
 
 def verify(
     op: Op | str | None = None,
@@ -365,20 +395,29 @@ def verify(
     measurer: Measurer | None = None,
     on_progress: Progress = lambda what, done, of: None,
 ) -> VerifyReport:
-    """The `top` best stored schedules of every op (or of `op`), compiled and checked against the reference once more."""
+    """The `top` best stored schedules of every op (or of `op`), compiled and checked against the reference once more.
+
+    Of an op that a table serves, those of each of its ranges, the table's own first.
+    """
     home, target = home or config.home(), load_target(gpu)
     dataset = Dataset.of(home)
     dataset.ingest()
-    stored = dataset.rows(target=gpu, op=as_op(op).key if op else None, statuses=("ok",), origins=("measured",))
-    if not stored:
+    stored = dataset.rows(target=gpu, statuses=("ok",), origins=("measured",))
+    asked: list[Candidate] = []
+    names = dict.fromkeys(r.op for r in stored)
+    if op:
+        ranges = table(op, gpu=gpu, threads=threads, home=home)
+        names = dict.fromkeys((as_op(op).key, *(w.op for w in ranges)))
+        asked = [Candidate(w.op, w.range.schedule) for w in ranges]
+    times = {name: by_schedule([r for r in stored if r.op == name]) for name in names}
+    asked += [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
+    candidates = tuple(dict.fromkeys(asked))
+    if not candidates:
         raise UsageError(f"nothing is stored on {gpu}{f' of {op}' if op else ''}. Tune something: `emmy tune OP`")
-    ops = dict.fromkeys(r.op for r in stored)
-    times = {name: by_schedule([r for r in stored if r.op == name]) for name in ops}
-    candidates = [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
     rows: list[Measurement] = []
     with (
         device(target, threads, wait=wait, measurer=measurer) as here,
-        recording(home, "verify", ",".join(ops), gpu, __version__) as keep,
+        recording(home, "verify", ",".join(dict.fromkeys(c.op for c in candidates)), gpu, __version__) as keep,
     ):
         for row in here.stream(candidates):
             rows.append(keep(row))

@@ -41,12 +41,15 @@ class PlanError(EmmyError):
 
 
 class IllegalMove(PlanError):
-    """A schedule's move was refused. `index` counts from 0; `reason` is the move's own sentence."""
+    """A schedule's move was refused. `index` counts from 0; `reason` is the move's own sentence.
+
+    where: which of several schedules it is of, such as the range of a table
+    """
 
     exit_code = 2  # a search never lets it out: whoever sees it wrote the schedule
 
-    def __init__(self, index: int, move: str, reason: str) -> None:
-        super().__init__(f"move {index} {move}: {reason}")
+    def __init__(self, index: int, move: str, reason: str, where: str = "") -> None:
+        super().__init__(f"{where}{where and ': '}move {index} {move}: {reason}")
         self.index, self.move, self.reason = index, move, reason
 
 

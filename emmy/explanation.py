@@ -13,6 +13,7 @@ from itertools import product as every
 
 import numpy as np
 
+from emmy.codegen.build import plan_source
 from emmy.costmodel.features import features
 from emmy.costmodel.model import CostModel
 from emmy.errors import IllegalMove, PlanError
@@ -26,6 +27,7 @@ from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.measure.measurer import Speedup
 from emmy.records import Measurement
+from emmy.search.forecast import launches_us
 from emmy.search.predictions import Prediction
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.tuner import speedup_of
@@ -77,7 +79,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`time_us` is None when nothing is stored; `schedule` is then the predicted one, without one the default.
+    """`time_us` is None when nothing is stored; `schedule` is then the predicted one, without one the default, unless `given`.
 
     Roofline for `threads` of the target.
     """
@@ -96,6 +98,7 @@ class Explanation:
     refusals: tuple[Refusal, ...]
     model: ModelView | None
     predicted: Prediction | None = None  # what `schedule` rests on where nothing is measured
+    given: bool = False  # the caller named the schedule
 
     @property
     def roof_share(self) -> float | None:
@@ -110,12 +113,17 @@ def explain(
     rows: Sequence[Measurement],
     model: CostModel | None,
     predicted: Prediction | None = None,
+    given: str | None = None,
 ) -> Explanation:
-    """The explanation of the best schedule in `rows`, which are all those of the op, target and thread count."""
-    best = find_winner(rows, target.product)
+    """The explanation of the best schedule in `rows`, which are all those of the op, target and thread count, or of the one
+    given. Raises IllegalMove for one that does not replay.
+    """
+    named = None if given is None else format_schedule(parse_schedule(given))
+    best = find_winner([r for r in rows if named in (None, r.schedule)], target.product)
     default = ScheduleSpace(op, target, threads).default().key
-    predicted = None if best else predicted
-    schedule = best.schedule if best else predicted.schedule if predicted else default
+    predicted = None if best or named is not None else predicted
+    schedule = named if named is not None else best.schedule if best else predicted.schedule if predicted else default
+    replay(op.program(), schedule, target)
     times = by_schedule([r for r in rows if r.device.product == target.product] or rows)
     moves = parse_schedule(schedule)
     judge = _Judge(op, target, threads, model)
@@ -135,13 +143,14 @@ def explain(
         refusals=(*_refused_neighbours(moves, neighbours), *_refused_moves(op, target, moves)),
         model=judge.view(schedule, tuple(times)) if best else None,
         predicted=predicted,
+        given=named is not None,
     )
 
 
 # ---------------------------------------------------------------- neighbours
 @dataclass(frozen=True, slots=True)
 class _Neighbour:
-    """The schedule with move `at` changed. `refused`: why it is illegal."""
+    """The schedule with move `at` changed. `refused`: why it is illegal, or has no code."""
 
     at: int
     change: str
@@ -174,10 +183,12 @@ def _neighbours(op: Op, target: Target, moves: Moves) -> tuple[_Neighbour, ...]:
 
 def _neighbour(op: Op, target: Target, at: int, change: str, moves: Moves) -> _Neighbour:
     try:
-        replay(op.program(), moves, target)
+        plan_source(replay(op.program(), moves, target), target)
     except IllegalMove as e:
         where = "" if e.index == at and change != "left out" else f"{e.move}: "
         return _Neighbour(at, change, moves, where + e.reason)
+    except PlanError as e:
+        return _Neighbour(at, change, moves, f"no code is generated: {e}")
     return _Neighbour(at, change, moves, None)
 
 
@@ -275,7 +286,9 @@ class _Judge:
         log2_us, spread = self.model.predict(self._features(legal))
         own = legal.index(schedule)
         rank = 1 + int(np.sum(log2_us < log2_us[own]))
-        return ModelView(self.model.digest, float(2 ** log2_us[own]), float(2 ** spread[own]), rank, len(legal))
+        least_us = launches_us(replay(self.op.program(), schedule, self.target), self.target)
+        predicted_us = max(float(2 ** log2_us[own]), least_us)
+        return ModelView(self.model.digest, predicted_us, float(2 ** spread[own]), rank, len(legal))
 
     def _is_legal(self, schedule: str) -> bool:
         try:

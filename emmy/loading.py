@@ -7,10 +7,13 @@ from pathlib import Path
 from emmy.codegen import gcc, gpu_build
 from emmy.codegen.build import plan_source
 from emmy.ir.dispatch import Dispatch
+from emmy.ir.dtype import storage
 from emmy.ir.ops import Op
 from emmy.ir.plan import Plan
+from emmy.ir.program import Program, Sym
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target
+from emmy.runtime.arguments import Form
 from emmy.runtime.launcher import LoadedPlan
 from emmy.runtime.table import LoadedTable, PlanRange
 
@@ -18,14 +21,30 @@ from emmy.runtime.table import LoadedTable, PlanRange
 def load_plan(op: Op, schedule: str, target: Target) -> LoadedPlan:
     """The op under one schedule. Raises IllegalMove, PlanError, CompileError or LaunchError."""
     plan = replay(op.program(), schedule, target)
-    return LoadedPlan(_built(plan, target), _backend(target), {s.name: (s.lo, s.hi) for s in plan.guard})
+    serves = {s.name: (s.lo, s.hi) for s in plan.guard}
+    return LoadedPlan(_built(plan, target), _backend(target), serves, _forms(op.program()))
 
 
 def load_table(op: Op, table: Dispatch, target: Target) -> LoadedTable:
     """The op under a table: each range compiled by itself. Raises UsageError when the table is not of the op's sizes, too."""
     plans = table.plans(op.program(), target)
     ranges = [PlanRange(r.lo, r.hi, _built(p, target)) for r, p in zip(table.ranges, plans, strict=True)]
-    return LoadedTable(table.symbol, ranges, _backend(target))
+    return LoadedTable(table.symbol, ranges, _backend(target), _forms(op.program()))
+
+
+def _forms(program: Program) -> dict[str, Form]:
+    """What the arrays of the program's inputs and outputs are in storage form."""
+    dims = {axis: dim.name if isinstance(dim, Sym) else dim for axis, dim in program.dims}
+    names = (*(v.name for v in program.inputs), *program.outputs)
+    return {
+        v.name: Form(
+            storage(v.dtype),
+            tuple(dims[a] for a in v.axes),
+            v.name in program.outputs,
+            "bits of bf16: emmy.ir.dtype.encode" if v.dtype == "bf16" else "",
+        )
+        for v in map(program.value, names)
+    }
 
 
 def _built(plan: Plan, target: Target) -> Path:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from shlex import quote
 
 from emmy import config
+from emmy.errors import UsageError
 from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.target import load_target
@@ -14,9 +19,11 @@ from emmy.loading import load_plan, load_table
 from emmy.ranged import find_table
 from emmy.runtime.launcher import LoadedPlan
 from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
-from emmy.search.ranges import RangeWinner
+from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.winner import Winner, find_winner, measured_rows
+
+log = logging.getLogger("emmy.lookup")
 
 
 def as_op(op: Op | str) -> Op:
@@ -63,7 +70,11 @@ def table(
 ) -> tuple[RangeWinner, ...]:
     """The ranges of the op's stored table, ascending, or those of a table's text; () where one schedule serves all sizes.
 
-    Raises UsageError for a text that is no table, or one of other sizes than the op's.
+    Each has its sizes and schedule (`range`), the op of those sizes, which `explain` and `bench` take, and the row or the
+    prediction that it rests on; of a text neither. A stored table follows from all rows: what is measured later may change it.
+
+    Raises UsageError for a text that is no table, or one of other sizes than the op's, and IllegalMove, naming the range,
+    for one with a schedule that does not replay there.
     """
     op, target = as_op(op), load_target(gpu)
     if text is None:
@@ -72,9 +83,16 @@ def table(
     if not is_dispatch(text):
         return ()
     given = parse_dispatch(text)
-    given.check(op.program())
+    deque(given.plans(op.program(), target), maxlen=0)
     symbol = given.symbol
     return tuple(RangeWinner(symbol, r, op.within(symbol, r.lo, r.hi).key) for r in given.ranges)
+
+
+def serving(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> str | None:
+    """What `load` takes of what was measured: a table's text or a schedule's; None where nothing is stored."""
+    best = winner(op, gpu=gpu, threads=threads, home=home)
+    found = dispatch_of(table(op, gpu=gpu, threads=threads, home=home))
+    return str(found) if found else best.schedule if best else None
 
 
 def subjects(
@@ -113,14 +131,36 @@ def show(
 
 
 def load(
-    op: Op | str, schedule: str | None = None, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None
+    op: Op | str,
+    schedule: str | None = None,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    home: Path | None = None,
+    strict: bool = False,
 ) -> LoadedPlan:
     """The op ready to run on arrays of its sizes, under `schedule`, a table's text, or what is stored (see `subjects`).
 
     Of a table every run takes the plan whose range holds the size; the choice is made in C++. Arrays are in storage form
     (`emmy.ir.dtype.encode`), on a GPU addresses in its memory. `threads` says whose winners: it is given to `run` again.
+
+    Of an op that was never tuned it is the schedule that a search measures first, which may be many times slower than what
+    a search finds: a warning is logged, once for each op; with `strict` UsageError is raised instead.
     """
     op, target = as_op(op), load_target(gpu)
     if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):
         return load_table(op, Dispatch(ranges[0].symbol, tuple(w.range for w in ranges)), target)
-    return load_plan(op, subject(op, schedule, gpu=gpu, threads=threads, home=home).schedule, target)
+    found = subject(op, schedule, gpu=gpu, threads=threads, home=home)
+    if found.origin == "default":
+        where = f"--threads {threads}" if target.is_cpu else f"--gpu {gpu}"
+        why = f"{op} on {gpu}: {found.note.removeprefix('the default: ')}. Tune it: `emmy tune {quote(op.key)} {where}`"
+        if strict:
+            raise UsageError(f"{why}, or load the default schedule: strict=False")
+        _warn(f"{why}; the default schedule is loaded, which may be many times slower")
+    return load_plan(op, found.schedule, target)
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logged once: a caller may load the same op for each of its layers."""
+    log.warning(text)

@@ -27,7 +27,18 @@ from emmy.search.events import Listener, Note
 from emmy.search.predict import Predicting
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
 from emmy.search.predictions import keep as keep_prediction
-from emmy.search.ranges import Challenge, Cost, Known, RangeWinner, Span, share, span_of, starting_ranges, symbol_of
+from emmy.search.ranges import (
+    LEAST_TRIALS,
+    Challenge,
+    Cost,
+    Known,
+    RangeWinner,
+    Span,
+    share,
+    span_of,
+    starting_ranges,
+    symbol_of,
+)
 from emmy.search.session import Request
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import believed, is_raced, undisturbed
@@ -50,6 +61,15 @@ class Group:
         parts = starting_ranges(op) if by_range else (op,)
         each = share(budget, len(parts))
         return cls(op, tuple(Request(p, target, strategy, seed, each, threads, fresh) for p in reversed(parts)))
+
+    @property
+    def said(self) -> str | None:
+        """How the budget is divided, in a sentence; None where it is not."""
+        n, each = len(self.requests), self.requests[0].budget
+        if n == 1:
+            return None
+        least = f" (the least: {LEAST_TRIALS} trials each)" if each.trials == LEAST_TRIALS else ""
+        return f"{self.op}: a table of schedules by ranges; each of the {n} to begin with is searched for {each}{least}"
 
     @property
     def target(self) -> Target:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
 from emmy.errors import EmmyError
 from emmy.report import Screen, race_record, show_races
+
+if TYPE_CHECKING:
+    from emmy.ir.ops import Op
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -23,8 +27,10 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
-    done, code = [], 0
-    for op, schedule in _what(args):
+    done, code, ops = [], 0, api.expand(args.op)
+    where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
+    served = [api.serving(op, **where) for op in ops]
+    for op, schedule in _what(ops, args):
         screen.say(f"measuring {op} on {args.gpu}, {args.rounds} rounds in turns with the stock kernel")
         try:
             b = api.bench(
@@ -48,14 +54,19 @@ def run(args: Namespace, screen: Screen) -> int:
             code = max(code, 1)
     predicted = {"predicted_us": "predicted us"} if any(d["predicted_us"] for d in done) else {}
     show_races(screen, "bench", done, {"stored_us": "stored us"} | predicted)
+    for named, before in zip(ops, served, strict=True):
+        if (after := api.serving(named, **where)) != before:
+            what = f"instead of {before}" if before else "where nothing was stored"
+            screen.say(f"note: {named}: with these times what serves it is now {after}, {what}")
+            screen.record("serving", {"op": named.key, "before": before, "after": after})
     return code
 
 
-def _what(args: Namespace) -> Iterator[tuple[str, str | None]]:
+def _what(ops: Sequence[Op], args: Namespace) -> Iterator[tuple[str, str | None]]:
     """Each op and the schedule to measure, None for what is stored; of an op that a table serves, each range's."""
     from emmy import api
 
-    for op in api.expand(args.op):
+    for op in ops:
         ranges = api.table(op, args.schedule, gpu=args.gpu, threads=args.threads, home=args.home)
         if ranges:
             yield from ((w.op, w.range.schedule) for w in ranges)

@@ -19,6 +19,7 @@ SHOWN_REFUSALS = 3  # of each move of the schedule
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("op", help="an op that was tuned")
+    parser.add_argument("--schedule", metavar="S", help="explain this one, or this table, instead of what is stored")
     add_gpu(parser)
     add_threads(parser)
     add_home(parser)
@@ -28,8 +29,9 @@ def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
     where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
-    for op in [w.op for w in api.table(args.op, **where)] or [args.op]:  # of a table, each of its ranges
-        found = api.explain(op, **where)
+    ranges = [(w.op, w.range.schedule) for w in api.table(args.op, args.schedule, **where)]
+    for op, schedule in ranges or [(args.op, args.schedule)]:
+        found = api.explain(op, schedule, **where)
         screen.show("\n".join(_lines(found)))
         screen.record("explanation", found)
     return 0
@@ -42,7 +44,8 @@ def _lines(e: Explanation) -> list[str]:
         out += [f"  {e.predicted}{f' ({counts})' if counts else ''}", f"  interval  {e.predicted.basis}"]
     elif e.time_us is None:
         out.append(
-            f"  nothing right is measured yet{f' ({counts})' if counts else ''}: this is the default. "
+            f"  nothing right is measured {'of it ' * e.given}yet{f' ({counts})' if counts else ''}"
+            f"{'. ' if e.given else ': this is the default. '}"
             f"Tune it: emmy tune {quote(e.op)} {measured_where(e.target, e.threads)}"
         )
     else:

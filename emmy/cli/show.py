@@ -89,7 +89,10 @@ def run(args: Namespace, screen: Screen) -> int:
 
 
 def _table(ranges: tuple[RangeWinner, ...], args: Namespace, screen: Screen) -> int:
-    """The ranges, and the table as the text that other commands take."""
+    """The ranges, and the table as the text that other commands take: read back first, so that what is shown can be run."""
+    from emmy import api
+
+    api.table(args.op, dispatch_text(ranges), gpu=args.gpu, threads=args.threads, home=args.home)
     show_ranges(screen, ranges)
     screen.show(f"\ntable: {dispatch_text(ranges)}")
     where = measured_where(args.gpu, args.threads)

@@ -116,10 +116,11 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
             screen.record("tune", {"op": r.op, "verdict": "no right answer", "trials": r.trials, "statuses": r.counts})
             continue
         default_us = r.default.time_us if r.default else None
-        where = measured_where(args.gpu, args.threads)
-        reproduce = f"emmy bench {quote(r.op)} {where}" + (f" --home {args.home}" if args.home else "")
+        reproduce = f"emmy bench {quote(r.op)}{_options(args)}"
+        sizes, beside = _of_all_sizes(r, args)
+        reproduce += f" --schedule {quote(r.best.schedule)}" if beside else ""
         screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
-        screen.show(f"  schedule   {r.best.schedule}\n  reproduce  {reproduce}\n")
+        screen.show(f"  schedule   {r.best.schedule}{sizes}\n  reproduce  {reproduce}\n{beside}")
         done.append(
             {
                 **race_record(r.best, roof_us(r.op, r.target, args.threads)),
@@ -136,17 +137,35 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
     show_races(screen, "tune", done, {"trials": "trials", "seconds": "s"})
 
 
+def _options(args: Namespace) -> str:
+    """What names the device and the home in a command to run next."""
+    return f" {measured_where(args.gpu, args.threads)}" + (f" --home {args.home}" if args.home else "")
+
+
+def _of_all_sizes(r: TuneResult, args: Namespace) -> tuple[str, str]:
+    """(which sizes the one schedule serves, what is to be known of a table stored beside it); empty where nothing is to be said."""
+    from emmy.api import as_op, table
+    from emmy.search.ranges import symbol_of
+
+    if r.best is None or (symbol := symbol_of(as_op(r.op))) is None:
+        return "", ""
+    n = len(table(r.op, gpu=args.gpu, threads=args.threads, home=args.home))
+    sizes = (
+        f"\n  sizes      one schedule for all of {symbol}, {number(r.best.time_us)} us at {symbol.name} = {symbol.hi}"
+    )
+    beside = f"  note       a table of {n} ranges is stored too, and serves where no schedule is named\n" if n else ""
+    return sizes, beside
+
+
 def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[str, object]]:
     """The table of an op by ranges; what is returned are the races of those that were measured, to be shown with others."""
     from emmy.api import roof_us
 
-    where = measured_where(args.gpu, args.threads)
-    home = f" --home {args.home}" if args.home else ""
     how = ", ".join(f"{n} {status}" for status, n in r.counts.items()) if r.best else "predicted, not measured"
     about = f"{r.trials} trials in {r.elapsed_s:.0f} s"
     screen.show(f"{r.op} on {r.target}: {counted(len(r.ranges), 'range')} ({how}; {about})")
     show_ranges(screen, r.ranges)
-    screen.show(f"\n  table      {r.dispatch}\n  reproduce  emmy bench {quote(r.op)} {where}{home}\n")
+    screen.show(f"\n  table      {r.dispatch}\n  {_what_next(r, args)}\n")
     facts = {"op": r.op, "target": r.target, "dispatch": str(r.dispatch), "trials": r.trials, "seconds": r.elapsed_s}
     screen.record("dispatch", {**facts, "statuses": r.counts, "rejected": r.rejected})
     return [
@@ -154,6 +173,13 @@ def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[
         for w in r.ranges
         if w.row is not None
     ]
+
+
+def _what_next(r: TuneResult, args: Namespace) -> str:
+    """The command that repeats what is claimed here: a measurement, or of a card that is not here what is predicted."""
+    if r.best is not None:
+        return f"reproduce  emmy bench {quote(r.op)}{_options(args)}"
+    return f"inspect    emmy show {quote(r.op)}{_options(args)}; where the card is, emmy bench takes the same"
 
 
 def _render_predicted(r: TuneResult, args: Namespace, screen: Screen) -> None:

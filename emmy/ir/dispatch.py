@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from emmy.errors import UsageError
+from emmy.errors import IllegalMove, UsageError
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program, Sym
 from emmy.ir.schedule import parse_schedule, replay
@@ -83,10 +83,13 @@ class Dispatch:
             raise UsageError(f"the table serves {self.symbol}({self.lo}..{self.hi}); open sizes of the op: {allowed}")
 
     def plans(self, program: Program, target: Target) -> Iterator[Plan]:
-        """The plan of each range, its guard being the range. Raises UsageError (see `check`) or IllegalMove."""
+        """The plan of each range, its guard being the range. Raises UsageError (see `check`), or IllegalMove naming the range."""
         self.check(program)
         for r in self.ranges:
-            yield replay(program.within(self.symbol, r.lo, r.hi), r.schedule, target)
+            try:
+                yield replay(program.within(self.symbol, r.lo, r.hi), r.schedule, target)
+            except IllegalMove as e:
+                raise IllegalMove(e.index, e.move, e.reason, f"{self.symbol} {r.sizes}") from None
 
     def __str__(self) -> str:
         return " | ".join(f"{self.symbol} {r.sizes}: {r.schedule}".rstrip() for r in self.ranges)
@@ -106,7 +109,10 @@ def parse_dispatch(text: str) -> Dispatch:
         if not hit or not colon:
             shown = part.strip() if len(part) <= 100 else part.strip()[:100] + "..."
             raise UsageError(f"range {shown!r} has not the form `m 9..64: schedule`; ranges are separated by |")
-        parse_schedule(schedule)
+        try:
+            parse_schedule(schedule)
+        except UsageError as e:
+            raise UsageError(f"{head.strip()}: {e}") from None
         symbols[hit["symbol"]] = None
         ranges.append(Range(int(hit["lo"]), int(hit["hi"] or hit["lo"]), " ".join(schedule.split())))
     if len(symbols) > 1:

@@ -6,7 +6,7 @@ The C++ beside this file does the work; it is compiled once and kept in the cach
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,12 +14,11 @@ from types import MappingProxyType, TracebackType
 from typing import ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emmy import hostcc
 from emmy.errors import EmmyError, UsageError
+from emmy.runtime.arguments import Buffer, Form, refuse_memory, refuse_overlaps
 
-Buffer = int | NDArray[np.generic]  # an address, or an array whose memory it is
 T = TypeVar("T")
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
 _MOST = (1 << 31) - 1  # of a size whose plan was made for none in particular
@@ -112,13 +111,18 @@ class LoadedPlan:
     kind: ClassVar[str] = "the plan"
 
     def __init__(
-        self, path: Path | str, device: str = "cpu", serves: Mapping[str, tuple[int, int]] = MappingProxyType({})
+        self,
+        path: Path | str,
+        device: str = "cpu",
+        serves: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        forms: Mapping[str, Form] = MappingProxyType({}),
     ) -> None:
-        """`serves`: the sizes lo..hi that the plan was made for, by symbol; others are refused when it is bound.
+        """`serves`: the sizes lo..hi that the plan was made for, by symbol; `forms`: what its arguments are, by name.
 
+        What is not of them is refused when the plan is bound; without forms only the bytes of an array are known.
         Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built.
         """
-        self.path, self.serves = Path(path), serves
+        self.path, self.device, self.serves, self.forms = Path(path), device, serves, forms
         self._open("emmy_open", device.encode(), str(path).encode())
 
     def _open(self, call: str, *what: object) -> None:
@@ -145,7 +149,8 @@ class LoadedPlan:
         """The plan with its arguments, by name or in the order of `arguments` and `syms`. Calling the result runs it.
 
         On a GPU arguments are addresses in its memory, and the call returns when all is launched on `stream`.
-        Raises UsageError naming the first argument that is missing, or is not as large as the plan needs and C-contiguous.
+        Raises UsageError naming the first argument that is missing, or that is not as the plan needs it: in dtype, shape,
+        C-contiguous and aligned, and of an output writeable and memory of its own. What an address holds is not checked.
         """
         if self._handle is None:
             raise UsageError(f"{self.path} is closed")
@@ -154,16 +159,8 @@ class LoadedPlan:
         self._serves(sizes)
         if threads < 1:
             raise UsageError(f"{self.path}: {threads} threads; at least 1 is needed")
-        for name, b, need in zip(self.arguments, args, self.argument_bytes(sizes), strict=True):
-            if not isinstance(b, int) and not (hasattr(b, "nbytes") and hasattr(b, "flags")):
-                raise UsageError(
-                    f"{self.path}: argument {name} is a {type(b).__name__}; an array or an address is needed"
-                )
-            if not isinstance(b, int) and (b.nbytes != need or not b.flags.c_contiguous):
-                form = "C-contiguous" if b.flags.c_contiguous else "not C-contiguous"
-                raise UsageError(
-                    f"{self.path}: argument {name} has {b.nbytes} bytes, {form}; the plan needs {need}, C-contiguous"
-                )
+        for name, why in self._refusals(args, sizes):
+            raise UsageError(f"{self.path}: argument {name} {why}")
         return BoundPlan(self, args, sizes, threads, stream)
 
     def run(
@@ -175,6 +172,17 @@ class LoadedPlan:
     ) -> None:
         """Runs every launch; see `bind`. On a CPU it returns when all is done, and threads=1 uses the calling thread alone."""
         self.bind(buffers, syms, threads, stream)()
+
+    def _refusals(self, args: Sequence[Buffer], sizes: Sequence[int]) -> Iterator[tuple[str, str]]:
+        """(argument, why) of those that a kernel must not be given."""
+        by_name = dict(zip(self.syms, sizes, strict=True))
+        for name, x, n_bytes in zip(self.arguments, args, self.argument_bytes(sizes), strict=True):
+            why = refuse_memory(x, n_bytes, on_gpu=self.device != "cpu")
+            if self.device == "cpu" and isinstance(x, np.ndarray) and name in self.forms:
+                why = self.forms[name].refuse(x, by_name) or why  # what is wrong with it before its bytes
+            if why:
+                yield name, why
+        yield from refuse_overlaps(self.arguments, args, self.forms)
 
     def _serves(self, sizes: Sequence[int]) -> None:
         """Raises UsageError for sizes that are not served: kernels trust theirs."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 from emmy.errors import UsageError
+from emmy.runtime.arguments import Form
 from emmy.runtime.launcher import LoadedPlan, library
 
 
@@ -29,10 +31,16 @@ class LoadedTable(LoadedPlan):
 
     kind: ClassVar[str] = "this table"
 
-    def __init__(self, symbol: str, ranges: Sequence[PlanRange], device: str = "cpu") -> None:
+    def __init__(
+        self,
+        symbol: str,
+        ranges: Sequence[PlanRange],
+        device: str = "cpu",
+        forms: Mapping[str, Form] = MappingProxyType({}),
+    ) -> None:
         """Ranges in order, without gaps. Raises LaunchError when a plan cannot be loaded or they make no table."""
         self.path = Path(ranges[0].path if ranges else "empty table")  # names the table in errors
-        self.ranges = tuple(ranges)
+        self.device, self.forms, self.ranges = device, forms, tuple(ranges)
         self.serves = {symbol: (ranges[0].lo, ranges[-1].hi)} if ranges else {}
         n = len(ranges)
         paths = (ctypes.c_char_p * max(1, n))(*(str(r.path).encode() for r in ranges))

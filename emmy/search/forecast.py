@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from emmy.costmodel.features import NAMES
 from emmy.costmodel.model import UNCALIBRATED_LOG2, CostModel
+from emmy.costmodel.multiprocessor import LAUNCH_US
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import Op
 from emmy.ir.plan import Plan
@@ -33,6 +34,9 @@ _Z = 1.2816  # deviations of a normal distribution on either side that hold CONF
 # The share of the peak that mma.sync reaches: Hopper keeps the rest for wgmma. Measured on an H200: 0.56..0.66 of cuBLAS.
 _MMA_SYNC_SHARE: Mapping[str, float] = {"sm_90a": 0.62}
 _UNSEEN_LOG2 = 0.5  # spread that another card adds to a model's own: an assumption, until two cards have rows
+# What a launch takes when its kernel is empty: 0.65..0.70 us on an H200, launched again and again by a graph. Another card's is
+# taken to be the same. Below it a model has seen no row, and extrapolates.
+EMPTY_US = 0.65
 _PARTS = ("log2_shared_over_roof", "log2_l2_over_roof", "log2_stores_over_roof", "log2_chain_over_roof")
 _UNHIDDEN = 0.2  # of what could overlap: an assumption that tells apart schedules with the same longest part
 # Without a model: 10, 50 and 90 % of log2(time / estimate) over 1,500 of the H200's rows drawn at random.
@@ -41,12 +45,16 @@ _NO_MODEL_LOG2 = (-0.71, -0.19, 0.47)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The predicted time and the interval that holds it with CONFIDENCE, in microseconds; `basis` says how it is known."""
+    """The predicted time and the interval that holds it with CONFIDENCE, in microseconds; `basis` says how it is known.
+
+    is_launch: the model said less than the empty launches take, of which it knows nothing: the time is theirs
+    """
 
     predicted_us: float
     low_us: float
     high_us: float
     basis: str
+    is_launch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,9 @@ class Forecast:
         return float(longest + _UNHIDDEN * (sum(parts) - longest) + further_us)
 
     def span(self, log2_us: float, spread: float, plan: Plan) -> Span:
-        """The claim for a schedule whose prediction is given. No time is claimed below the ceiling of its instructions."""
+        """The claim for a schedule whose prediction is given. No time is claimed below the ceiling of its instructions, nor
+        below what its launches take when they are empty; the interval of such a claim goes up to what launches add at most.
+        """
         low, middle, high, basis = self._errors(spread)
         if self.model is not None and self.prior != self.target:
             low, high = (
@@ -116,11 +126,20 @@ class Forecast:
                 middle + hypot(high - middle, _Z * _UNSEEN_LOG2),
             )
             basis += f", widened by an assumed factor of {2**_UNSEEN_LOG2:.2g}: no row is of {self.target.name}"
-        least = self.ceiling_us(plan, self.target)
-        predicted_us, low_us, high_us = (max(float(2.0 ** (log2_us + e)), least) for e in (middle, low, high))
-        if 2.0 ** (log2_us + middle) < least:
+        ceiling_us, empty_us = self.ceiling_us(plan, self.target), launches_us(plan, self.target)
+        least_us, given_us = max(ceiling_us, empty_us), float(2.0 ** (log2_us + middle))
+        predicted_us = max(given_us, least_us)
+        low_us, high_us = max(predicted_us * 2.0 ** (low - middle), least_us), predicted_us * 2.0 ** (high - middle)
+        is_launch = given_us < empty_us == least_us
+        if is_launch:
+            high_us = max(high_us, given_us + LAUNCH_US * len(plan.launches))
+            launches = (
+                "an empty launch takes" if len(plan.launches) == 1 else f"{len(plan.launches)} empty launches take"
+            )
+            basis += f"; the model predicts {given_us:.2g} us, less than {launches}, to which the time is cut"
+        elif given_us < least_us:
             basis += "; the model predicts less than the roofline of these instructions, to which the time is cut"
-        return Span(predicted_us, low_us, high_us, basis)
+        return Span(predicted_us, low_us, high_us, basis, is_launch)
 
     def _errors(self, spread: float) -> tuple[float, float, float, str]:
         """log2(time / predicted): low, middle, high, and where they are from."""
@@ -134,6 +153,11 @@ class Forecast:
         else:
             why = f"the {card.target} model's held-out error within a problem, without the error of a problem's level"
         return -_Z * spread, 0.0, _Z * spread, why
+
+
+def launches_us(plan: Plan, target: Target) -> float:
+    """The least time of a plan's launches, whatever they do; 0 on a CPU, where calling a function is no launch."""
+    return 0.0 if target.is_cpu else EMPTY_US * len(plan.launches)
 
 
 def _share(plan: Plan, target: Target) -> float:

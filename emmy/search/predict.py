@@ -27,8 +27,8 @@ from emmy.ir.target import Target, load_target, target_names
 from emmy.records import now_utc
 from emmy.search.emulator_check import Check, check
 from emmy.search.events import Finished, Listener, Note, Scored, Started, ignore
-from emmy.search.forecast import CONFIDENCE, Forecast, RatedSpace
-from emmy.search.predictions import Prediction, Rejection, keep
+from emmy.search.forecast import CONFIDENCE, EMPTY_US, Forecast, RatedSpace, launches_us
+from emmy.search.predictions import Prediction, Rejection, find_prediction, keep
 from emmy.search.registry import make_strategy
 from emmy.search.session import Request
 from emmy.search.space import Point, Trial
@@ -109,7 +109,10 @@ class Predicting:
                 log2_us, _ = space.forecast.predict(space.features([Point(schedule, ())]))
             except PlanError:
                 continue
-            out[schedule] = float(2.0 ** log2_us[0])
+            least_us = launches_us(
+                replay(self.request.op.program(), schedule, self.request.target), self.request.target
+            )
+            out[schedule] = max(float(2.0 ** log2_us[0]), least_us)
         return out
 
     def confirm(self, schedule: str) -> Prediction | None:
@@ -133,7 +136,7 @@ class Predicting:
     # ------------------------------------------------------------ search
     def _search(self, space: RatedSpace, strategy: Strategy) -> str:
         """Scores schedules until the budget is spent; the reason to stop."""
-        since_best, points = 0, [space.default()]
+        since_best, points = 0, [space.default(), *self._stored(space)]
         while points:
             log2_us, _ = space.forecast.predict(space.features(points))
             for point, value in zip(points, log2_us.tolist(), strict=True):
@@ -147,6 +150,13 @@ class Predicting:
             points = strategy.ask(BATCH)
         return "exhausted"
 
+    def _stored(self, space: RatedSpace) -> Iterator[Point]:
+        """The pick that is stored: scored again, so that nothing that is predicted to be slower takes its place."""
+        pick = None if self.request.fresh else find_prediction(self.home, self.request.op, self.request.target)
+        point = space.locate(pick.schedule) if pick else None
+        if point is not None and point.key != space.default().key:
+            yield point
+
     def _spent(self, since_best: int) -> str | None:
         if self.stop.asked:
             return INTERRUPTED
@@ -159,7 +169,10 @@ class Predicting:
         left = [_SEARCH_SHARE * budget.seconds - elapsed_s] if budget.seconds is not None else []
         left += [(budget.trials - n) * elapsed_s / n] if budget.trials is not None else []
         eta_s = max(0.0, min(left)) if left else None
-        self.on_event(Scored(point.key, n, 2.0 ** min(self._log2_us.values()), is_best, elapsed_s, eta_s))
+        best_us = max(
+            2.0 ** min(self._log2_us.values()), EMPTY_US
+        )  # they rank below it too; none is claimed to be faster
+        self.on_event(Scored(point.key, n, best_us, is_best, elapsed_s, eta_s))
 
     # ------------------------------------------------------------ the pick
     def _pick(self, space: RatedSpace) -> Prediction | None:
@@ -242,7 +255,7 @@ class Predicting:
             low_us=span.low_us,
             high_us=span.high_us,
             confidence=CONFIDENCE,
-            calibrated=forecast.is_calibrated,
+            calibrated=forecast.is_calibrated and not span.is_launch,
             basis=span.basis,
             roof_us=roofline_us(op.work(), target, op.program().inputs[0].dtype).time_us,
             model=self.model.digest if self.model else "",

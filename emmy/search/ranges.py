@@ -23,6 +23,7 @@ from emmy.search.predictions import Prediction
 
 TILE = 8  # the least step of an atom along the size; a single row is a kernel of its own
 TIE = 0.01  # a smaller difference claims nothing
+LEAST_TRIALS = 2  # of a range: the default schedule, and the winner of a neighbour; with one alone no range would learn
 MOST = 0.05  # however wide the spread on a busy machine: a schedule slower by more does not serve for another
 
 Span = tuple[int, int]  # lo, hi
@@ -63,8 +64,10 @@ def starting_ranges(op: Op) -> tuple[Op, ...]:
 
 
 def share(budget: Budget, n: int) -> Budget:
-    """What each of n ranges gets of a budget; patience is each range's own."""
-    trials = None if budget.trials is None else max(1, budget.trials // n)
+    """What each of n ranges gets of a budget, LEAST_TRIALS or more; patience is each range's own."""
+    if n == 1:
+        return budget
+    trials = None if budget.trials is None else max(LEAST_TRIALS, budget.trials // n)
     return replace(budget, trials=trials, seconds=None if budget.seconds is None else budget.seconds / n)
 
 

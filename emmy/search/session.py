@@ -25,6 +25,7 @@ from emmy.search.registry import make_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Trial
 from emmy.search.tuner import Plan, Run, Start, Stop, is_complete
+from emmy.winner import find_winner
 
 log = logging.getLogger("emmy.search.session")
 
@@ -68,8 +69,7 @@ def open_run(
     if path.exists():
         start = Start.from_text(read_journal(path).header.start)
     else:
-        start = Start() if request.fresh else _start(request, device, home, on_event)
-        start = replace(start, done=done)
+        start = replace(_start(request, device, home, on_event), done=done)
     known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
     study = home / "studies" / f"{run_id}.log"
     strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known, study=study)
@@ -119,7 +119,10 @@ def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> N
 
 
 def _start(request: Request, device: Device, home: Path, on_event: Listener) -> Start:
-    """Earlier trials of this op on this device under this protocol, and the winners of the nearest other problems."""
+    """Earlier trials of this op on this device under this protocol, and the winners of the nearest other problems.
+
+    A fresh run knows neither; the stored winner races in it too.
+    """
     dataset = Dataset.of(home)
     dataset.ingest()
     with dataset.snapshot() as snapshot:
@@ -128,19 +131,21 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
             "SELECT op, arg_min(schedule, list_median(samples_us)) FROM measurement "
             f"WHERE status = 'ok' AND target = '{request.target.name}' GROUP BY op ORDER BY op"
         ).rows
-    same = [
-        r
-        for r in rows
-        if r.device.product == device.product and r.protocol.threads == request.threads and not _is_cured(r, request)
-    ]
+    here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
+    stored = find_winner([r for r in here if r.origin == "measured"], device.product)
+    best = (stored.schedule,) if stored else ()
+    if request.fresh:
+        return Start(best=best)
     known: dict[str, float | None] = {}
-    for r in same:  # the least time: what disturbs a measurement makes it slower
+    for r in (
+        r for r in here if not _is_cured(r, request)
+    ):  # the least time: what disturbs a measurement makes it slower
         known[r.schedule] = min((x for x in (known.get(r.schedule), r.time_us) if x is not None), default=None)
     near = sorted((d, str(s)) for op, s in winners if (d := distance(request.op, str(op))) is not None)
     first = tuple(dict.fromkeys(s for _, s in near))[:_NEAREST]
     if first and not known:
         on_event(Note(f"starting from the winners of {len(first)} near problems"))
-    return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]))
+    return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]), best=best)
 
 
 def _is_cured(row: Measurement, request: Request) -> bool:

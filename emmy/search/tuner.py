@@ -45,6 +45,9 @@ class Start:
     first: tuple[str, ...] = ()  # schedules measured after the default: winners of near problems
     known: tuple[tuple[str, float | None], ...] = ()  # (schedule, time_us) of this op
     done: tuple[str, ...] = ()  # ops that the same command had finished before
+    best: tuple[
+        str, ...
+    ] = ()  # the stored winner: raced whatever the search finds, so that nothing worse takes its place
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -55,7 +58,8 @@ class Start:
         try:
             raw = json.loads(text)
             known = tuple((str(k), None if t is None else float(t)) for k, t in raw["known"])
-            return cls(tuple(map(str, raw["first"])), known, tuple(map(str, raw["done"])))
+            first, done, best = (tuple(map(str, x)) for x in (raw["first"], raw["done"], raw.get("best", ())))
+            return cls(first, known, done, best)
         except (ValueError, KeyError, TypeError) as e:
             raise DataError(f"journal header: start is not what a search writes: {e}") from None
 
@@ -84,8 +88,9 @@ class Plan:
 class TuneResult:
     """The outcome for one op. Rows are under the final protocol when the race was held (`raced`).
 
-    Of an op tuned by ranges of its size, `ranges` is the table; `best`, `default` and `predicted` are of the last one, and the
-    counts are of the search in all of them.
+    Of an op tuned by ranges of its size, `ranges` is the table, ascending and without gaps, each with its schedule and the
+    row or prediction that it rests on; `best`, `default` and `predicted` are of the last one, and the counts are of the search
+    in all of them. It is () for an op that one schedule serves: of all ranges where they tie, or with `by_range=False`.
 
     On a card that is not here nothing is measured: `best` is None, `predicted` the pick, and `rejected` says of schedules
     that were predicted to be faster why they are not the pick.
@@ -109,7 +114,9 @@ class TuneResult:
 
     @property
     def dispatch(self) -> Dispatch | None:
-        """Which schedule serves which sizes; None for an op that one schedule serves."""
+        """Which schedule serves which sizes: `ranges` as a table, whose text `emmy.load`, `show` and `bench` take where they
+        take a schedule. None for an op that one schedule serves.
+        """
         return dispatch_of(self.ranges)
 
     @property
@@ -289,20 +296,28 @@ class Run:
         """The best few again, under the final protocol; the stock kernel runs among them.
 
         Rows of a race that a kill cut short count, each being taken in turns with the stock kernel; the others are raced.
+        So does what an interrupted run measured beyond the budget that it is resumed with.
         """
         times = {k: t for k, t in self.plan.start.known if t is not None}
-        times |= {r.schedule: r.time_us for r in self.rows if r.time_us is not None}
-        keys = sorted(times, key=times.__getitem__)[:FINALISTS]
+        rows = (*self._beyond(), *self.rows)
+        times |= {r.schedule: r.time_us for r in rows if r.time_us is not None}
+        keys = list(dict.fromkeys((*sorted(times, key=times.__getitem__)[:FINALISTS], *self.plan.start.best)))
         if not keys:
             self.on_event(Note("no candidate gave a right answer: nothing to race"))
             return ()
-        rows = {k: self._recorded[k].popleft()[0] for k in keys if self._recorded.get(k)}
-        missing = [k for k in keys if k not in rows]
+        raced = {k: self._recorded[k].popleft()[0] for k in keys if self._recorded.get(k)}
+        missing = [k for k in keys if k not in raced]
         if missing:
             self.on_event(Racing(self.plan.op, len(missing)))
             for row in self.measurer.race([Candidate(self.plan.op, k) for k in missing]):
-                rows[row.schedule], self._elapsed_s = self._keep(row)
-        return tuple(rows[k] for k in keys if k in rows)
+                raced[row.schedule], self._elapsed_s = self._keep(row)
+        return tuple(raced[k] for k in keys if k in raced)
+
+    def _beyond(self) -> list[Measurement]:
+        """The journal's rows of the search that this one did not come to, taken out of what is recorded: not of a race."""
+        seen = {r.schedule for r in self.rows}
+        left = [k for k, rows in self._recorded.items() if rows and k not in seen and not speedup_of(rows[0][0])]
+        return [self._recorded[k].popleft()[0] for k in left]
 
     def _result(self, why: str, finalists: tuple[Measurement, ...]) -> TuneResult:
         placed = sorted((r for r in finalists if r.time_us is not None), key=_time)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from emmy import api
+from emmy.codegen.build import source
 from emmy.costmodel.dataset import Dataset
 from emmy.errors import IllegalMove, UsageError, WrongAnswer
 from emmy.ir.ops import parse_op
@@ -16,6 +17,8 @@ from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
 from emmy.measure.journal import open_journals
 from emmy.records import Candidate
+from emmy.search.events import Event, Measured
+from emmy.search.tuner import Stop
 from tests.cli.conftest import OP, Emmy, FakeDevice
 
 
@@ -69,6 +72,26 @@ def test_bench_takes_a_schedule_that_is_not_stored(emmy: Emmy, fake_device: Fake
     assert row["schedule"] == "k0.C/atom(fma,4,16,1,8)" and row["stored_us"] is None
 
 
+def test_a_bench_of_another_schedule_does_not_take_the_place_of_a_better_one_that_was_never_raced(
+    tmp_path: Path,
+) -> None:
+    product = load_target("cpu").product
+    stop, measurer = Stop(), FakeMeasurer(product=product)
+
+    def listen(event: Event) -> None:
+        stop.asked |= isinstance(event, Measured) and event.n == 20
+
+    part = api.tune(OP, strategy="random", home=tmp_path, measurer=measurer, stop=stop, on_event=listen)
+    api.tune(
+        OP, strategy="random", budget="1", seed=1, home=tmp_path, measurer=FakeMeasurer(product=product, fault_share=1)
+    )
+    default = part.default
+    assert part.best is not None and default is not None and part.best.schedule != default.schedule
+    api.bench(OP, default.schedule, home=tmp_path, measurer=measurer)
+    best = api.winner(OP, home=tmp_path)
+    assert best is not None and best.raced and best.schedule == part.best.schedule
+
+
 def test_bench_of_several_ops_measures_those_it_can(emmy: Emmy, tuned: Path, fake_device: FakeDevice) -> None:
     fake_device()
     said = emmy("bench", "matmul:3x5x7:f32", OP, "--json")
@@ -107,6 +130,19 @@ def test_verify_with_a_schedule_that_fails_otherwise_is_exit_code_1(
     assert emmy("verify").code == 1
 
 
+def test_a_right_answer_faster_than_the_roofline_is_no_failure_of_verify_and_is_chosen_by_nothing(
+    emmy: Emmy, tuned: Path, fake_device: FakeDevice
+) -> None:
+    best = api.winner(OP)
+    assert best is not None
+    fake_device(**{best.schedule: "implausible"})
+    said = emmy("verify", "--op", OP, "--top", "2")
+    assert said.code == 0 and "2 schedules checked, 0 wrong" in said.err and "1 right, but faster than" in said.err
+    assert len(Dataset.of(tuned).rows(statuses=("implausible",))) == 1
+    after = api.winner(OP)
+    assert after is not None and after.row.status == "ok" and after.row == best.row
+
+
 def test_explain_says_what_binds_what_moves_bring_and_what_is_refused(emmy: Emmy, tuned: Path) -> None:
     best = api.winner(OP)
     said = emmy("explain", OP)
@@ -128,6 +164,18 @@ def test_explain_says_what_binds_what_moves_bring_and_what_is_refused(emmy: Emmy
 def test_explain_without_rows_explains_the_default(emmy: Emmy) -> None:
     said = emmy("explain", "matmul:32x32x32:f32")
     assert said.code == 0 and "nothing right is measured yet" in said.out
+
+
+def test_explain_takes_a_schedule_that_is_not_the_stored_one(emmy: Emmy, tuned: Path) -> None:
+    best = api.winner(OP)
+    schedule = "k0/split(k,serial,32)   k0.C/atom(fma,3,16,1,8)"  # spaces as a person types them
+    assert best is not None and best.schedule != " ".join(schedule.split())
+    told = api.explain(OP, schedule)
+    assert told.given and [m.move for m in told.moves] == schedule.split() and told.time_us is None
+    assert api.explain(OP, best.schedule).time_us == best.time_us
+    said = emmy("explain", OP, "--schedule", schedule)
+    assert said.code == 0 and "nothing right is measured of it yet" in said.out and "default." not in said.out
+    assert emmy("explain", OP, "--schedule", "k0/split(z,serial,32)").code == 2
 
 
 def test_what_explain_calls_one_change_away_is_legal_and_was_measured(tmp_path: Path) -> None:
@@ -162,6 +210,19 @@ def test_what_explain_calls_refused_is_refused() -> None:
         with pytest.raises(IllegalMove) as refused:
             replay(op.program(), told.schedule.replace(r.instead_of, r.move), target)
         assert r.reason in str(refused.value)
+
+
+@pytest.mark.parametrize(("op", "gpu"), [(OP, "cpu"), ("matmul:512x4096x3840:f16:nk", "h200")])
+def test_what_explain_calls_one_change_away_has_code(op: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Legal is not enough: a nest that divides among two warpgroups is refused by the generator where a role has one."""
+    scored: list[str] = []
+    monkeypatch.setattr(
+        "emmy.explanation._Judge.factors", lambda _, base, them: [scored.append(s) or 1.0 for s in them]
+    )
+    told, target = api.explain(op, gpu=gpu), load_target(gpu)
+    for schedule in scored:
+        assert source(parse_op(op), schedule, target).text
+    assert len(scored) > 10 and any("no code is generated" in r.reason for r in told.refusals) == (gpu == "h200")
 
 
 def test_a_screening_never_beats_a_race(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_each_size_has_the_one_range_that_holds_it_or_is_refused(table: Dispatch
         ("m 1..8: | n 9..20:", "ranges are of m and n"),
         ("m 1..8", "has not the form"),
         ("", "has not the form"),
-        ("m 1..8: k0/jump(m)", "names no move"),
+        ("m 1..8: | m 9..16: k0/jump(m)", "m 9..16: .* names no move"),
     ],
 )
 def test_what_is_no_table_is_refused_in_words(text: str, said: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from emmy.errors import UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.loading import load_plan
+from emmy.runtime.arguments import refuse_memory
 from emmy.runtime.launcher import LaunchError, LoadedPlan
 
 TARGET = load_target("cpu")
@@ -137,3 +140,68 @@ def test_what_is_no_plan_is_refused_in_words(tmp_path: Path) -> None:
         LoadedPlan(hostcc.compile_library(stale, "c", gcc.flags(TARGET)).path)
     with pytest.raises(LaunchError, match="no backend"):
         LoadedPlan(other.path, device="abacus")
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    x.flags.writeable = False
+    return x
+
+
+def shifted(x: np.ndarray) -> np.ndarray:
+    """The same numbers, one byte beside where their dtype may lie."""
+    raw = np.empty(x.nbytes + 1, np.uint8)[1:]
+    raw[:] = x.view(np.uint8).ravel()
+    return raw.view(x.dtype).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("A", lambda x: x.astype(np.int32), r"argument A is int32; the plan needs float32"),
+        ("A", lambda x: np.zeros((20, 24), np.float16), r"argument A is float16; the plan needs float32"),
+        ("A", lambda x: x.reshape(24, 10), r"argument A has shape \(24, 10\); the plan needs \(10, 24\) at m = 10"),
+        ("B", lambda x: x.reshape(-1), r"argument B has shape \(960,\); the plan needs \(24, 40\)"),
+        ("B", np.asfortranarray, "argument B has 3840 bytes, not C-contiguous; the plan needs 3840, C-contiguous"),
+        ("B", lambda x: np.tile(x, 2)[:, ::2], "argument B .* not C-contiguous"),
+        ("B", lambda x: shifted(x), "argument B .* not aligned to 4 bytes"),
+        ("bias", lambda x: 0, "argument bias is the address 0"),
+        ("bias", lambda x: x.tolist(), "argument bias is a list; an array or an address"),
+        ("Y", read_only, "argument Y is read-only"),
+        ("Y", lambda x: np.broadcast_to(np.float32(0), x.shape), "argument Y"),
+    ],
+)
+def test_an_array_that_is_not_as_the_plan_needs_it_is_refused_by_name(
+    name: str, change: Callable[[np.ndarray], Any], said: str
+) -> None:
+    with load_plan(OP, SCHEDULE, TARGET) as plan:
+        good = arrays(10)
+        plan.run({k: x if k == "Y" else read_only(x) for k, x in good.items()}, {"m": 10})  # inputs may be read-only
+        assert error(good) == 0
+        with pytest.raises(UsageError, match=said):
+            plan.run({**good, name: change(good[name].copy())}, {"m": 10})
+
+
+def test_an_output_has_memory_of_its_own() -> None:
+    op = parse_op("matmul:24x24x24:f32")
+    with load_plan(op, "", TARGET) as plan:
+        x = np.ones((24, 24), np.float32)
+        plan.run({"A": x, "B": x, "C": np.empty_like(x)})  # inputs may be one
+        with pytest.raises(UsageError, match="argument C shares memory with A"):
+            plan.run({"A": x, "B": x.copy(), "C": x})
+
+
+def test_a_gpu_is_given_addresses_of_its_own_memory() -> None:
+    x = np.zeros(3, np.float32)
+    assert "is an array in this machine's memory" in str(refuse_memory(x, x.nbytes, on_gpu=True))
+    assert refuse_memory(x, x.nbytes, on_gpu=False) is None and refuse_memory(1 << 40, x.nbytes, on_gpu=True) is None
+
+
+def test_bf16_is_taken_in_its_storage_form() -> None:
+    op = parse_op("matmul:8x8x8:bf16")
+    given = op.inputs("integer", 0, {})
+    with load_plan(op, "", TARGET) as plan:
+        out = np.zeros((8, 8), np.uint16)
+        plan.run({**given, "C": out})
+        assert op.error_norm({"C": out}, given, "integer") == 0
+        with pytest.raises(UsageError, match=r"argument A is float16; the plan needs uint16 \(bits of bf16"):
+            plan.run({**given, "A": np.zeros((8, 8), np.float16), "C": out})

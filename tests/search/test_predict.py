@@ -69,6 +69,13 @@ def test_the_same_request_gives_the_same_pick(predict: Predict) -> None:
     assert replace(one, time_utc="") == replace(two, time_utc="")
 
 
+def test_a_shorter_search_leaves_the_better_pick(predict: Predict, tmp_path: Path) -> None:
+    long, short = predict(budget="30").predicted, predict(budget="2").predicted
+    stored = find_prediction(tmp_path, parse_op(OP), load_target("rtx4090"))
+    assert long is not None and short is not None and stored is not None
+    assert short.schedule == stored.schedule == long.schedule and short.predicted_us == long.predicted_us
+
+
 def test_what_happens_is_told_as_it_happens(predict: Predict) -> None:
     told: list[Event] = []
     found = predict(on_event=told.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log2
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from emmy.costmodel.features import NAMES, ROOF
 from emmy.ir.ops import parse_op
 from emmy.ir.schedule import replay
 from emmy.ir.target import load_target
-from emmy.search.forecast import Forecast, RatedSpace, Span
+from emmy.search.forecast import EMPTY_US, Forecast, RatedSpace, Span, launches_us
 from emmy.search.space import Point
 
 OP = parse_op("matmul:2048x4096x3840:f16")
@@ -20,6 +21,7 @@ F32 = (
     "k0/split(m,grid,128) k0/split(n,grid,128) k0/split(k,serial,32) k0/split(m,warp,32) k0/split(n,warp,64) "
     "k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) k0.C/atom(mma,16,8,16)"
 )
+TINY = "k0/split(m,grid,16) k0/split(n,grid,16) k0/split(k,serial,16)"
 HYBRID = F32.replace("mma", "hybrid")
 SMALL = F32.replace("grid,128", "grid,64").replace("n,warp,64", "n,warp,32")
 
@@ -106,6 +108,18 @@ def test_no_time_is_claimed_below_what_the_instructions_can_do() -> None:
     span = _span("h200", wild)
     ceiling_us = OP.work().flops / (0.62 * 989.4 * 1e6)
     assert span.low_us == span.predicted_us == pytest.approx(ceiling_us) and span.high_us > ceiling_us
+
+
+@pytest.mark.parametrize(("schedule", "n"), [(TINY, 1), (f"k0/splitk(C,2) {TINY}", 2)])
+def test_no_time_is_claimed_below_what_empty_launches_take(schedule: str, n: int) -> None:
+    op, target = parse_op("matmul:16x16x32:f16"), load_target("h200")
+    plan = replay(op.program(), schedule, target)
+    forecast = Forecast(op, target, _Twice(), target)  # type: ignore[arg-type]
+    span = forecast.span(log2(0.015), 0.1, plan)
+    assert len(plan.launches) == n and launches_us(plan, target) == n * EMPTY_US
+    assert span.low_us == span.predicted_us == n * EMPTY_US < 2 * n < span.high_us < 2.1 * n
+    assert span.is_launch and "the model predicts 0.015 us, less than" in span.basis
+    assert not _span("h200", _Twice()).is_launch and launches_us(plan, load_target("cpu")) == 0
 
 
 def test_a_model_that_was_never_judged_says_so() -> None:

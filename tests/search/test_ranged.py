@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from emmy.ir.program import upper
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
 from emmy.ranged import Predicted, settle
-from emmy.records import Candidate, Status
-from emmy.search.events import Event, Racing
+from emmy.records import Candidate, Measurement, Status
+from emmy.search.events import Event, Measured, Note, Racing
 from emmy.search.predictions import Prediction
 from emmy.search.ranges import span_of
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
@@ -106,6 +107,28 @@ def test_a_range_that_was_merged_is_checked_as_a_whole(tmp_path: Path) -> None:
     assert not any(is_merged(r.lo, r.hi) for r in wrong.dispatch.ranges)
     assert (wrong.dispatch.lo, wrong.dispatch.hi) == (17, 128)
     assert {w.row.status for w in wrong.ranges if w.row} == {"ok"}
+
+
+def test_a_shorter_run_of_an_interrupted_one_ends_in_no_worse_a_table(tmp_path: Path) -> None:
+    stop, seen = Stop(), list[Event]()
+
+    def in_the_second_range(event: Event) -> None:
+        seen.append(event)
+        stop.asked |= sum(isinstance(e, Racing) for e in seen) == 1 and isinstance(event, Measured) and event.n == 35
+
+    tune(tmp_path, BySize(), budget="120", stop=stop, on_event=in_the_second_range)
+    best: dict[str, Measurement] = {}
+    for row in (e.row for e in seen if isinstance(e, Measured)):
+        best[row.op] = min(best.get(row.op, row), row, key=lambda r: r.time_us or inf)
+    assert len(best) == 2
+    tune(tmp_path, BySize(), budget="3", on_event=seen.append)
+    table, measurer = api.table(OP, home=tmp_path), BySize()
+    assert [e.text for e in seen if isinstance(e, Note) and "3 to begin with is searched for 2 (the least: 2" in e.text]
+    for op, stored in best.items():
+        lo, hi = span_of(parse_op(OP), op) or (0, 0)
+        (serving,) = (w for w in table if w.range.lo <= lo and hi <= w.range.hi)
+        serving_us, stored_us = (measurer.time_us(Candidate(op, s)) for s in (serving.range.schedule, stored.schedule))
+        assert serving_us <= stored_us * 1.01
 
 
 def test_one_schedule_may_be_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emmy.ir.ops import parse_op
 from emmy.search.budget import Budget, parse_budget
-from emmy.search.ranges import Cost, Known, share, span_of, starting_ranges
+from emmy.search.ranges import LEAST_TRIALS, Cost, Known, share, span_of, starting_ranges
 
 OP = parse_op("matmul:m(1..4096)x64x32:f32")
 
@@ -57,7 +57,7 @@ def test_only_parts_of_the_same_op_are_its_ranges() -> None:
 
 def test_a_budget_is_divided_among_ranges_but_patience_is_each_one_s() -> None:
     assert share(parse_budget("60s,44,patience=9"), 11) == Budget(4, 60 / 11, 9)
-    assert share(Budget(trials=3), 11) == Budget(trials=1)
+    assert share(Budget(trials=3), 11) == Budget(trials=LEAST_TRIALS) and share(Budget(trials=1), 1) == Budget(trials=1)
 
 
 def test_neighbours_that_tie_are_one_range() -> None:

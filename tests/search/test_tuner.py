@@ -19,6 +19,7 @@ from emmy.records import Candidate, Measurement
 from emmy.search.events import Event, Finished, Measured, Note, Racing, Started, ignore
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.tuner import FINALISTS, Stop, TuneResult
+from emmy.winner import is_raced
 
 OP = "matmul:64x96x128:f32"
 
@@ -192,6 +193,38 @@ def test_a_larger_budget_goes_on_with_an_interrupted_run(tmp_path: Path) -> None
     tune(tmp_path, FakeMeasurer(), "20", stop=stop, on_event=stop_after(5, stop))
     result = tune(tmp_path, FakeMeasurer(), "25")
     assert (result.resumed, result.trials) == (5, 25)
+
+
+@pytest.mark.parametrize(("budget", "options"), [("2", {}), ("0.001s", {}), ("2", {"fresh": True}), ("2", {"seed": 1})])
+def test_a_shorter_run_after_an_interrupted_one_leaves_the_best_that_is_stored(
+    tmp_path: Path, budget: str, options: dict[str, object]
+) -> None:
+    stop = Stop()
+    long = tune(tmp_path, FakeMeasurer(), "60", stop=stop, on_event=stop_after(40, stop))
+    measurer = Counting()
+    short = tune(tmp_path, measurer, budget, **options)
+    assert long.best is not None and short.best is not None and short.raced
+    assert short.best.schedule == long.best.schedule in measurer.raced[0] and short.speedup is not None
+    best = api.winner(OP, home=tmp_path)
+    assert best is not None and best.schedule == long.best.schedule
+    assert all(is_raced(r) for r in short.finalists), "what was screened beyond the budget is not taken for a race"
+
+
+def test_the_stored_winner_defends_its_place_in_every_race(tmp_path: Path) -> None:
+    """By its own clock a later day may be faster: only what was raced beside the old winner has beaten it."""
+
+    class Faster(Counting):
+        def time_us(self, candidate: Candidate) -> float:
+            return 0.5 * super().time_us(candidate)
+
+    old = tune(tmp_path, FakeMeasurer(), "60").best
+    for options in ({"fresh": True}, {}):
+        measurer = Faster()
+        new = tune(tmp_path, measurer, "8", **options).best
+        assert old is not None and new is not None and old.schedule in measurer.raced[0]
+        assert measurer.time_us(Candidate(OP, new.schedule)) <= measurer.time_us(Candidate(OP, old.schedule))
+        best = api.winner(OP, home=tmp_path)
+        assert best is not None and best.schedule == new.schedule
 
 
 @pytest.mark.parametrize("lost", [1, FINALISTS - 1, FINALISTS + 1])
