@@ -3,18 +3,22 @@
 A lane holds two columns in each of several atoms, 8 columns apart; the four lanes of a row have those atoms' columns
 between them. After an exchange each lane has 16 bytes of the row instead. That and stmatrix need the whole warp: whatever
 does not exist is computed all the same, loads of it read the last that does, and only its store is left out.
+
+Vectors of a value that has rows and columns are asked for several turns before they are used: one at a time, each warp would
+wait for memory once a vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_store import Boxes
 from emmy.codegen.cuda_vector import WIDEST, fetched, packed, unpacked, word_regs
-from emmy.codegen.kernel import Int, IntVar, Whole, both, least, minus, plus, times
+from emmy.codegen.kernel import Int, IntVar, Whole, below, both, least, minus, over, plus, replaced, rest, times
 from emmy.codegen.kernel_gpu import UNROLL, Do, For, Ref, Regs, Stmt, bits, counter, unrolled
 from emmy.ir.dtype import DType, size_bytes
 from emmy.ir.expr import Read
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from emmy.codegen.cuda_values import Chain, Spread, Sums
 
 ATOM_COLUMNS = 8  # of a matrix atom, and from one to the next
+_FIRST = Int(0)
+_AHEAD = 8  # vectors of a value under way in each lane: 32 registers, where an atom's operands have just become free
 
 
 def pairs_of(chain: Chain, spread: Spread) -> int:
@@ -49,6 +55,7 @@ class Exchange:
     pairs: int
     start: int
     stop: int
+    begin: list[Stmt] = field(default_factory=list)  # before all vectors
     outer: list[Stmt] = field(default_factory=list)  # once for all rows
     before: list[Stmt] = field(default_factory=list)
     pair: list[Stmt] = field(default_factory=list)
@@ -61,7 +68,10 @@ class Exchange:
         for r in chain.unheld():
             before = self.before if set(r.index) - {last} else self.outer
             wide = self.pairs > 1 and r.index[-1:] == (last,)
-            before += self._load(r, there) if wide else chain.load(r, there)
+            if wide and before is self.before:
+                self._load_ahead(r, there)
+            else:
+                before += self._load(r, there) if wide else chain.load(r, there)
         self.pair += chain.make(spread, sums, beyond=True)
         for to, dtype, x in chain.stores(vector, sums):
             self._store(to, dtype, x)
@@ -72,7 +82,7 @@ class Exchange:
         body = (*self.outer, *body)
         if isinstance(first, IntVar):
             body = (For(first.name, Int(self.start), Int(self.stop), self.pairs, body, UNROLL),)
-        return body
+        return (*self.begin, *body)
 
     @property
     def _first(self) -> Whole:
@@ -98,13 +108,13 @@ class Exchange:
                 spot[a] = least(spot[a], plus(piece.end, Int(-(vector.width if a == vector.axes[-1] else 1))))
         return replace(vector, spot=spot)
 
-    def _words(self, words: str) -> Ref:
-        """Where a pair stands among a vector's words."""
+    def _words(self, words: str, first: Whole = _FIRST) -> Ref:
+        """Where a pair stands among a vector's words, which begin at `first`."""
         each = 1 if self.pairs == 1 else WIDEST // 4 // self.pairs
-        return Ref(words, times(minus(IntVar(self.spread.columns[0][0]), self._first), Int(each)))
+        return Ref(words, plus(first, times(minus(IntVar(self.spread.columns[0][0]), self._first), Int(each))))
 
-    def _swap(self, words: str) -> Do:
-        return Do(f"emmy_transpose_{'quad' if self.pairs == 4 else 'pair'}", (Ref(words, Int(0)),))
+    def _swap(self, words: str, first: Whole = _FIRST) -> Do:
+        return Do(f"emmy_transpose_{'quad' if self.pairs == 4 else 'pair'}", (Ref(words, first),))
 
     def _load(self, r: Read, there: Spread) -> tuple[Stmt, ...]:
         """A vector of a value, exchanged; `pair` takes each pair from it."""
@@ -113,6 +123,33 @@ class Exchange:
         self.pair += (Regs(name, "f32", 2), *unpacked(Ref(name, Int(0)), dtype, 2, self._words(words)))
         self.chain.held[r.value] = Ref(name, Int(0))
         return word_regs(words, WIDEST), fetched(Ref(words, Int(0)), WIDEST, source, how), self._swap(words)
+
+    def _load_ahead(self, r: Read, there: Spread) -> None:
+        """The same, asked for _AHEAD vectors before their turn: registers for so many take turns."""
+        w, (source, dtype, how) = self.chain.w, self.chain.source(r, there)
+        words, name = w.fresh(f"{r.value}_words"), w.fresh(f"{r.value}_here")
+        loops = [(self.spread.columns[0][0] + "_first", (self.stop - self.start) // self.pairs), *self.spread.rows]
+        total, number = prod(n for _, n in loops), over(minus(self._first, Int(self.start)), Int(self.pairs))
+        for var, n in self.spread.rows:
+            number = plus(times(number, Int(n)), counter(var, n))
+        depth, each = min(_AHEAD, total), WIDEST // 4
+        mine = times(rest(number, Int(depth)), Int(each))
+
+        def ask(turn: Whole) -> Do:
+            """Vector number `turn` of all is on its way to the registers that are its."""
+            names, left = dict[str, Whole](), turn
+            for var, n in reversed(loops):
+                names[var], left = rest(left, Int(n)), over(left, Int(n))
+            names[loops[0][0]] = plus(times(names[loops[0][0]], Int(self.pairs)), Int(self.start))
+            at = Ref(source.view, replaced(source.at, names))
+            return fetched(Ref(words, times(rest(turn, Int(depth)), Int(each))), WIDEST, at, how)
+
+        self.begin += (word_regs(words, WIDEST * depth), *unrolled("ahead", depth, (ask(counter("ahead", depth)),)))
+        self.before.append(self._swap(words, mine))
+        self.pair += (Regs(name, "f32", 2), *unpacked(Ref(name, Int(0)), dtype, 2, self._words(words, mine)))
+        self.chain.held[r.value] = Ref(name, Int(0))
+        if depth < total:
+            self.after += only(below(number, Int(total - depth)), (ask(plus(number, Int(depth))),))
 
     def _store(self, to: Ref, dtype: DType, x: Ref) -> None:
         """Pairs become words of a vector, which goes to `to`, or to the value's place in shared memory."""

@@ -367,6 +367,28 @@ def evaluated(x: Whole, names: Mapping[str, int]) -> int:
             return _INT[fn](evaluated(a, names), evaluated(b, names))
 
 
+_FOLDING: dict[str, Callable[[Whole, Whole], Whole]] = {
+    "+": plus,
+    "-": minus,
+    "*": times,
+    "/": over,
+    "%": rest,
+    "min": least,
+}
+
+
+def replaced(x: Whole, names: Mapping[str, Whole]) -> Whole:
+    """The expression with other ones in the place of names, constants folded."""
+    match x:
+        case IntVar(name):
+            return names.get(name, x)
+        case IntOp(fn, a, b):
+            a, b = replaced(a, names), replaced(b, names)
+            return _FOLDING[fn](a, b) if fn in _FOLDING else IntOp(fn, a, b)
+        case _:
+            return x
+
+
 # ---------------------------------------------------------------- printer
 _RANK = {"&": 0, "^": 0, ">>": 0, "||": 1, "&&": 2, "<": 3, "==": 3, "!=": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
 
