@@ -321,11 +321,14 @@ def bench(
     gpu: str = "cpu",
     threads: int = 1,
     rounds: int = 7,
+    against: str = "",
     wait: bool = False,
     home: Path | None = None,
     measurer: Measurer | None = None,
 ) -> BenchResult:
     """The stored winner (or `schedule`, or what was predicted) measured again, in turns with the stock kernel.
+
+    against: which stock kernel, one of `emmy.measure.rivals.RIVALS`; "" for the usual, which is eager torch where it is installed.
 
     A raced schedule is believed before one that was not. So a stored winner that was never raced is raced beside the one given.
 
@@ -357,7 +360,7 @@ def bench(
         recording(home, "bench", op.key, gpu, __version__) as keep,
     ):
         rival = [best.schedule] if best and not best.raced and best.schedule != schedule else []
-        row, *_ = [keep(r) for r in here.race([Candidate(op.key, s) for s in (schedule, *rival)], rounds)]
+        row, *_ = [keep(r) for r in here.race([Candidate(op.key, s) for s in (schedule, *rival)], rounds, against)]
     if row.status == "correctness":
         raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
     return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads), pick)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
 from emmy.errors import EmmyError
+from emmy.measure.rivals import RIVALS
 from emmy.report import Screen, race_record, show_races
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def configure(parser: ArgumentParser) -> None:
     add_threads(parser)
     parser.add_argument("--schedule", metavar="S", help="measure this one, or this table, instead of what is stored")
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="samples of each side (default: 7)")
+    parser.add_argument("--against", default="", choices=("", *RIVALS), metavar="NAME", help=f"of {', '.join(RIVALS)}")
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_home(parser)
 
@@ -31,7 +33,9 @@ def run(args: Namespace, screen: Screen) -> int:
     where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
     served = [api.serving(op, **where) for op in ops]
     for op, schedule in _what(ops, args):
-        screen.say(f"measuring {op} on {args.gpu}, {args.rounds} rounds in turns with the stock kernel")
+        screen.say(
+            f"measuring {op} on {args.gpu}, {args.rounds} rounds in turns with {args.against or 'the stock kernel'}"
+        )
         try:
             b = api.bench(
                 op,
@@ -39,6 +43,7 @@ def run(args: Namespace, screen: Screen) -> int:
                 gpu=args.gpu,
                 threads=args.threads,
                 rounds=args.rounds,
+                against=args.against,
                 wait=args.wait,
                 home=args.home,
             )

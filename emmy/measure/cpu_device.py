@@ -35,10 +35,10 @@ class CpuDevice(Device):
     def load(self, library: str) -> Runnable:
         return _CpuPlan(LoadedPlan(library), self.threads)
 
-    def stock(self, op: Op) -> tuple[str, Runnable] | None:
+    def stock(self, op: Op, against: str = "") -> tuple[str, Runnable] | None:
         from emmy.measure.stock import stock  # may import torch
 
-        return stock(op, self.threads)
+        return stock(op, self.threads, against)
 
     def answers(self, op: Op) -> Answers:
         return HostAnswers(op, self.references, self.memory_bytes // 4)

@@ -51,8 +51,8 @@ class CudaDevice(Device):
     def load(self, library: str) -> Runnable:
         return _CudaPlan(LoadedPlan(library, "cuda"), self.context.stream)
 
-    def stock(self, op: Op) -> tuple[str, Runnable] | None:
-        return torch_stock(op, tensor) if self._has_torch else None
+    def stock(self, op: Op, against: str = "") -> tuple[str, Runnable] | None:
+        return torch_stock(op, tensor, against) if self._has_torch else None
 
     def answers(self, op: Op) -> Answers:
         if self._has_torch and isinstance(op, Products):

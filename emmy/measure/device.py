@@ -66,8 +66,11 @@ class Device(ABC):
         """The plan built into the file `library`."""
 
     @abstractmethod
-    def stock(self, op: Op) -> tuple[str, Runnable] | None:
-        """Name and call of what a user would run without Emmy; None when there is nothing such here."""
+    def stock(self, op: Op, against: str = "") -> tuple[str, Runnable] | None:
+        """Name and call of what a user would run without Emmy; None when there is nothing such here.
+
+        against: the name of one of several (`emmy.measure.rivals.RIVALS`), "" for the usual.
+        """
 
     @abstractmethod
     def answers(self, op: Op) -> Answers:

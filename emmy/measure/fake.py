@@ -53,7 +53,7 @@ class FakeMeasurer(Measurer):
             self.n_measured += 1
             yield self._row(candidate)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
         return [self._raced(row) for row in self.stream(candidates)]
 
     def time_us(self, candidate: Candidate) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from emmy.errors import EmmyError
-from emmy.ir.dtype import size_bytes
+from emmy.ir.dtype import epsilon, size_bytes
 from emmy.ir.ops import parse_op
 from emmy.ir.ops.op import Accumulate, Op
 from emmy.measure import timing
@@ -28,8 +28,9 @@ Announce = Callable[[str, int, float], None]  # phase, index of the library, sec
 HOST_LIMIT_S = 120.0  # for what is not the candidate's code: inputs, references, comparing ...
 HOST_FLOPS = 1e9  # ... besides a reference at no less than this rate
 SLACK = 20.0  # times its estimate that a sample may take, on top of the limit of one run
-# The stock kernel may round to the output's type after each step of an epilogue, so it may be off by a few roundings.
-STOCK_ERROR_NORM = 4.0
+# The stock kernel may round to the op's type after each step, so it may be off by a few roundings of what lies between
+# inputs and outputs, numbers near 1.
+STOCK_ERROR_NORM, STOCK_ROUNDINGS = 4.0, 8.0
 
 
 class DeviceFault(EmmyError):
@@ -49,8 +50,7 @@ class Workbench:
     checker: Checker
     case: Case  # the inputs that timing runs on
     sets: list[dict[str, Buffer]] = field(default_factory=list)
-    stock: tuple[str, Runnable] | None = None
-    stock_verdict: Verdict | None = None
+    stocks: dict[str, tuple[str, Runnable, Verdict] | None] = field(default_factory=dict)  # by what was asked for
 
     @property
     def host_limit_s(self) -> float:
@@ -113,12 +113,13 @@ class Jobs:
                 outcomes[index] = Outcome("correctness", verdict.wrong, verdict.error_norm)
             else:
                 passed[index] = (plan, verdict)
-        stock = self._stock(bench) if job.stock and passed else None
+        stock = self._stock(bench, job.against) if job.stock and passed else None
         if stock is not None:
-            if stock[1].wrong:
-                outcomes[len(job.libraries)] = Outcome("correctness", stock[1].wrong, stock[1].error_norm)
+            _, kernel, verdict = stock
+            if verdict.wrong:
+                outcomes[len(job.libraries)] = Outcome("correctness", verdict.wrong, verdict.error_norm)
             else:
-                passed[len(job.libraries)] = stock
+                passed[len(job.libraries)] = kernel, verdict
         timed = self._time(bench, job, passed)
         outcomes |= timed.outcomes
         own = tuple(outcomes[i] for i in range(len(job.libraries)))
@@ -126,7 +127,7 @@ class Jobs:
             job.id,
             own,
             stock=outcomes.get(len(job.libraries)),
-            stock_name=bench.stock[0] if bench.stock else "",
+            stock_name=stock[0] if stock else "",
             cpu_s=time.process_time() - begin_s,
             displaced=timed.displaced,
             switches=timed.switches,
@@ -158,17 +159,14 @@ class Jobs:
 
         return announce
 
-    def _stock(self, bench: Workbench) -> tuple[Runnable, Verdict] | None:
+    def _stock(self, bench: Workbench, against: str) -> tuple[str, Runnable, Verdict] | None:
         """The stock kernel and what its answer is worth: a ratio to a kernel that computes something else is none."""
-        if bench.stock is None:
+        if against not in bench.stocks:
             self._announce("loading the stock kernel", -1, bench.host_limit_s)
-            bench.stock = self.device.stock(bench.op)
-        if bench.stock is None:
-            return None
-        if bench.stock_verdict is None:
+            found = self.device.stock(bench.op, against)
             self._announce("checking the stock kernel", -1, bench.host_limit_s)
-            bench.stock_verdict = _try_stock(bench, bench.stock[1])
-        return bench.stock[1], bench.stock_verdict
+            bench.stocks[against] = (*found, _try_stock(bench, found[1])) if found else None
+        return bench.stocks[against]
 
     def _time(self, bench: Workbench, job: Job, passed: Mapping[int, tuple[Runnable, Verdict]]) -> _Timed:
         if not passed:
@@ -243,8 +241,17 @@ def _try_stock(bench: Workbench, stock: Runnable) -> Verdict:
     call = stock.bind(buffers, bench.case.sizes)
     run_ns = bench.device.time_ns([call])
     verdict = bench.checker.compare(bench.case, buffers)
-    few_roundings = verdict.error_norm is not None and verdict.error_norm <= STOCK_ERROR_NORM
+    few_roundings = verdict.error_norm is not None and verdict.error_norm <= stock_error_norm(bench.op)
     return Verdict(None if few_roundings else verdict.wrong, verdict.error_norm, run_ns)
+
+
+def stock_error_norm(op: Op) -> float:
+    """The largest error norm with which a stock kernel still computes the op, rounding what is between its stages."""
+    program = op.program()
+    if len(program.stages) == 1:
+        return STOCK_ERROR_NORM
+    rounding = STOCK_ROUNDINGS * max(epsilon(v.dtype) for v in map(program.value, program.outputs))
+    return max(STOCK_ERROR_NORM, *(1 + rounding / op.tolerance(output=o)[0] for o in program.outputs))
 
 
 def _switches() -> int:

@@ -29,8 +29,11 @@ class Measurer(ABC):
         """
 
     @abstractmethod
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
         """Rows in order for candidates of *one* op, timed in turns with each other and with the stock kernel.
+
+        against: which stock kernel, by its name, such as "torch.compile"; "" for the usual.
+
 
         Where there is a stock kernel, each row carries its median as `baseline_us` and, as static facts, the ratio
         over the rounds: `speedup` (above 1: the candidate wins), `speedup_low` and `speedup_high`.

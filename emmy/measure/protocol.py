@@ -29,6 +29,7 @@ class Job:
     samples: int = 7
     thorough: bool = False  # always all samples; otherwise slow or hopeless candidates get fewer
     stock: bool = False  # time the stock kernel among them
+    against: str = ""  # which one, by its name; "" = the usual
     best_us: float | None = None  # the best time known for the op
     patience_s: float | None = None  # a candidate whose run took longer is given up, though it came back
     accumulate: tuple[Accumulate, ...] = ()  # how each library keeps its sums; () = all in f32

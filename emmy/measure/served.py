@@ -2,7 +2,7 @@
 
 Lines of JSON. The client asks for a batch, then for one row at a time, so that rows it does not want are not measured:
 
-    {"stream": [[op, schedule], ...], "best_us": 12.5}    {"race": [...], "rounds": 7}
+    {"stream": [[op, schedule], ...], "best_us": 12.5}    {"race": [...], "rounds": 7, "against": ""}
     "next" or "stop"
 """
 
@@ -35,8 +35,8 @@ class ServedMeasurer(Measurer):
         self._say({"stream": [[c.op, c.schedule] for c in candidates], "best_us": best_us})
         yield from self._rows()
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
-        self._say({"race": [[c.op, c.schedule] for c in candidates], "rounds": rounds})
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
+        self._say({"race": [[c.op, c.schedule] for c in candidates], "rounds": rounds, "against": against})
         return list(self._rows())
 
     def _rows(self) -> Iterator[Measurement]:
@@ -89,7 +89,7 @@ def _rows(measurer: Measurer, request: bytes) -> Generator[Measurement, None, No
     match json.loads(request):
         case {"stream": list(pairs), "best_us": best_us}:
             yield from measurer.stream([Candidate(op, schedule) for op, schedule in pairs], best_us)
-        case {"race": list(pairs), "rounds": int(rounds)}:
-            yield from measurer.race([Candidate(op, schedule) for op, schedule in pairs], rounds)
+        case {"race": list(pairs), "rounds": int(rounds), "against": str(against)}:
+            yield from measurer.race([Candidate(op, schedule) for op, schedule in pairs], rounds, against)
         case other:
             raise DataError(f"a client of the device asked {str(other)[:100]!r}, which is no request")

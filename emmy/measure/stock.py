@@ -20,12 +20,14 @@ from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
+from emmy.measure.rivals import COMPILED
+from emmy.measure.stock_compiled import compiled
 
 if TYPE_CHECKING:
     import torch
 
 
-def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
+def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
         case Matmul() | Glu() | Bmm() if importlib.util.find_spec("torch"):
@@ -33,7 +35,9 @@ def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
 
             torch.set_num_threads(threads)
             torch.set_grad_enabled(False)
-            return torch_stock(op, host_tensor)
+            return torch_stock(op, host_tensor, against)
+        case _ if against:
+            return None
         case Matmul(dtype="f32"):  # the threads of numpy's BLAS were set in the worker's environment
             return "numpy", NumpyMatmul(op)
         case Glu(dtype="f32"):
@@ -44,8 +48,11 @@ def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
             return None
 
 
-def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> tuple[str, Runnable] | None:
-    """The same by torch, wherever `tensor` says that a buffer's memory is."""
+def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str = "") -> tuple[str, Runnable] | None:
+    """The same by torch, wherever `tensor` says that a buffer's memory is: eager, or the rival of that name."""
+    if against == COMPILED:
+        found = compiled(op, tensor)
+        return (COMPILED, found) if found else None
     match op:
         case Matmul():
             return "torch", TorchMatmul(op, tensor)

@@ -134,7 +134,7 @@ class WorkerMeasurer(Measurer):
             job = self._job([compiled], samples=self._timing.repeats, stock=self._stock, best_us=best_known)
             yield self._ask(job, [compiled])[0]
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = ROUNDS) -> list[Measurement]:
+    def race(self, candidates: Sequence[Candidate], rounds: int = ROUNDS, against: str = "") -> list[Measurement]:
         if len({c.op for c in candidates}) > 1:
             raise UsageError(
                 f"a race is between schedules of one op, got {', '.join(sorted({c.op for c in candidates}))}"
@@ -149,7 +149,8 @@ class WorkerMeasurer(Measurer):
         while running:
             places = list(running)
             done = self._ask(
-                self._job(list(running.values()), samples=rounds, thorough=True, stock=True), list(running.values())
+                self._job(list(running.values()), samples=rounds, thorough=True, stock=True, against=against),
+                list(running.values()),
             )
             # After a fault only the guilty has a row; the others are checked and timed anew, in the new process.
             for k, row in done.items():
@@ -165,6 +166,7 @@ class WorkerMeasurer(Measurer):
         thorough: bool = False,
         stock: bool,
         best_us: float | None = None,
+        against: str = "",
     ) -> Job:
         op = compiled[0].candidate.op
         known_us = best_us or self._known_us.get(op)
@@ -179,6 +181,7 @@ class WorkerMeasurer(Measurer):
             samples=samples,
             thorough=thorough,
             stock=stock,
+            against=against,
             best_us=best_us,
         )
 

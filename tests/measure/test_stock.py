@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from emmy.ir.ops import Bmm, Glu, parse_op
@@ -10,7 +12,8 @@ from emmy.measure.answers import compare
 from emmy.measure.check import operands
 from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
-from emmy.measure.job import STOCK_ERROR_NORM
+from emmy.measure.job import STOCK_ERROR_NORM, stock_error_norm
+from emmy.measure.rivals import COMPILED
 from emmy.measure.stock import NumpyBmm, NumpyGlu, NumpyMatmul, TorchBmm, TorchGlu, TorchMatmul, host_tensor, stock
 
 F32 = [
@@ -111,3 +114,31 @@ def test_torch_is_preferred_when_it_is_there() -> None:
     found = stock(parse_op(F32[0]), 1)
     assert found is not None
     assert found[0] == "torch"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "op_text", ["matmul:5x8x64:f32:nk,bias,gelu_tanh", "matmul:3x50x16:f32:residual,sum_squares", "geglu:5x8x64:f32:nk"]
+)
+def test_what_torch_compiles_computes_the_op(op_text: str) -> None:
+    pytest.importorskip("torch")
+    found = stock(parse_op(op_text), 1, COMPILED)
+    assert found is not None
+    norm = run(op_text, found[1], "normal")
+    assert found[0] == COMPILED
+    assert norm is not None
+    assert norm <= 1
+
+
+def test_a_product_alone_is_not_compiled_and_no_op_has_a_rival_of_another_kind() -> None:
+    pytest.importorskip("torch")
+    assert stock(parse_op("matmul:5x8x64:f32"), 1, COMPILED) is None
+
+
+def test_what_stock_rounds_between_stages_may_be_off_by_roundings_of_its_type_and_no_more() -> None:
+    alone, added = parse_op("matmul:5x64x512:f16"), parse_op("matmul:5x64x512:f16:residual")
+    assert stock_error_norm(alone) == STOCK_ERROR_NORM
+    norm = run(added.key, TorchMatmul(matmul(added.key), host_tensor), "normal") if find_spec("torch") else 0.0
+    assert norm is not None
+    assert norm <= stock_error_norm(added)
+    assert stock_error_norm(added) * added.tolerance()[0] < 0.02  # what computes something else is off by about 1

@@ -1,0 +1,96 @@
+"""What torch.compile makes of an op, and each backend of its attention: rivals that are raced when they are named. Knows no schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emmy.ir.ops.glu import Glu
+from emmy.ir.ops.matmul import STATISTIC, Matmul
+from emmy.ir.ops.op import Op
+from emmy.measure.device import Buffer, Call, Runnable
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Mapping[str, "torch.Tensor"]
+
+
+def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> Runnable | None:
+    """The op as a user would write it in torch, compiled for its very shapes; None for ops that torch runs as one kernel."""
+    match op:
+        case Matmul() if not op.epilogue:
+            return None
+        case Matmul():
+            return TorchCompiled(op, tensor, lambda x: _linear(op, x))
+        case Glu():
+            return TorchCompiled(op, tensor, lambda x: _gated(op, x))
+        case _:
+            return None
+
+
+@dataclass(slots=True)
+class TorchCompiled:
+    """A function of tensors by torch.compile. Its results stay where torch puts them, but for the first time, when they are checked.
+
+    function: inputs by name, of the op's dtypes, to outputs by name
+    """
+
+    op: Op
+    tensor: Callable[[Buffer], torch.Tensor]
+    function: Callable[[Tensors], dict[str, torch.Tensor]]
+    made: Callable[..., tuple[torch.Tensor, ...]] | None = None
+    checked: bool = False
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        import torch
+
+        names = [v.name for v in self.op.program().inputs]
+        outputs = self.op.program().outputs
+        x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
+        if self.made is None:
+
+            def positional(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                found = self.function(dict(zip(names, given, strict=True)))
+                return tuple(found[o] for o in outputs)
+
+            self.made = torch.compile(positional, dynamic=False)
+        made, given = self.made, [x[name] for name in names]
+
+        def call() -> None:
+            results = made(*given)
+            if not self.checked:
+                for name, result in zip(outputs, results, strict=True):
+                    x[name].copy_(result)
+                self.checked = True
+
+        return call
+
+
+def _linear(op: Matmul, x: Tensors) -> dict[str, torch.Tensor]:
+    from torch.nn import functional
+
+    y = x["A"] @ (x["B"] if op.layout == "kn" else x["B"].t())
+    for e in op.elementwise:
+        match e:
+            case "bias":
+                y = y + x["bias"]
+            case "scale":
+                y = (y * x["scale"]).to(y.dtype)
+            case "residual":
+                y = y + x["R"]
+            case "gelu_tanh":
+                y = functional.gelu(y, approximate="tanh")
+            case "silu":
+                y = functional.silu(y)
+    return {op.output: y, **({"S": y.float().square().sum(1)} if STATISTIC in op.epilogue else {})}
+
+
+def _gated(op: Glu, x: Tensors) -> dict[str, torch.Tensor]:
+    """Both products, of which Inductor joins the rest; a merged weight is what a server has, but torch.cat would be timed here."""
+    from torch.nn import functional
+
+    gate, up = (x["A"] @ (x[w] if op.layout == "kn" else x[w].t()) for w in ("G", "U"))
+    activated = functional.gelu(gate, approximate="tanh") if op.activation == "gelu_tanh" else functional.silu(gate)
+    return {"Y": activated * up}
