@@ -94,7 +94,7 @@ class WithoutRace(Measurer):
     def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
         yield from self._measurer.stream(candidates, best_us)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
         return []
 
 
@@ -193,8 +193,8 @@ class Counting(Measurer):
             self._tally.add(row)
             yield row
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
-        rows = self._measurer.race(candidates, rounds)
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
+        rows = self._measurer.race(candidates, rounds, against)
         for row in rows:
             self._tally.add(row)
         return rows

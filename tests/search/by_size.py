@@ -25,6 +25,6 @@ class BySize(FakeMeasurer):
         packs = "stage(B,pack" in candidate.schedule
         return super().time_us(candidate) * (4 if packs == (m <= WIDE) else 1)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
         self.raced.append((candidates[0].op, tuple(c.schedule for c in candidates)))
-        return super().race(candidates, rounds)
+        return super().race(candidates, rounds, against)

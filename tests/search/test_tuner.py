@@ -37,10 +37,10 @@ class Counting(FakeMeasurer):
             self.measured.append(row.schedule)
             yield row
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7) -> list[Measurement]:
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
         self.raced.append([c.schedule for c in candidates])
         before = len(self.measured)
-        rows = super().race(candidates, rounds)
+        rows = super().race(candidates, rounds, against)
         del self.measured[before:]
         return rows
 
