@@ -92,11 +92,12 @@ def random_run(seed: int) -> Run:
     return Run(op, gpu, schedule, sizes, rng.choice(("normal", "integer")), rng.randrange(len(SCHEDULES)))
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 200))])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(i, marks=pytest.mark.slow) for i in range(4, 200))])
 def test_a_random_schedule_is_right(seed: int):
     right(random_run(seed))
 
 
+@pytest.mark.slow
 def test_a_search_finds_every_kind_of_tile():
     """The batch's loop comes first, in pieces of 1; behind it a tile is what it is of one product."""
 
@@ -118,7 +119,7 @@ def test_a_search_finds_every_kind_of_tile():
 
 LARGE = {
     "3-D": ("bmm:16x2048x256x2048:f16", "k0/split(b,grid,1) k0/split(m,grid,128) k0/split(n,grid,256) k0/split(k,serial,64) "
-            f"{GROUP}{BOTH.format('tma,4')}k0/specialize(2,40,232) k0/persist(132) k0.C/atom(wgmma,64,256,16) k0/store(C,tma)"),
+            f"{GROUP}{BOTH.format('tma,4')}k0/specialize(2,40,232) k0/persist(132) k0.C/atom(wgmma,64,256,16)"),
     "4-D": ("bmm:16x2048x256x2048:f16", "k0/split(b,grid,1) k0/split(m,grid,128) k0/split(n,grid,256) k0/split(k,serial,64) "
             f"{GROUP}k0/stage(A,tma,4) k0/stage(B,tma,4,panels) k0/specialize(2,40,232) k0.C/atom(wgmma,64,256,16)"),
 }  # fmt: skip
