@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
-from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, both, minus, over, plus, rest, same, times
+from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, both, least, minus, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, MapRef, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
 from emmy.ir.atoms import ATOMS
@@ -144,6 +144,13 @@ class Rings:
         at = ring.channel.at
         here, _, began = self.loops[at]
         return before(plus(began, Int(fill * self.w.nest[at].step - 1)), here)
+
+    def stands_at(self, ring: Ring, fill: int) -> Whole:
+        """Whether the ring's loop, which is entered, stands at that fill, or at the last of a share that has fewer."""
+        x = self.w.nest[ring.channel.at]
+        here, end, began = self.loops[ring.channel.at]
+        there = plus(began, Int(fill * x.step))
+        return same(here, least(there, minus(end, Int(x.step))) if x.axis in self.w.shares else there)
 
     def _filled(self, ring: Ring, ahead: int) -> dict[str, Piece]:
         """The scope of the fill `ahead`."""

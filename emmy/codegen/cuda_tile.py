@@ -15,6 +15,7 @@ from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Sim
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
+from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_statistic import statistic
@@ -49,6 +50,7 @@ from emmy.codegen.kernel_gpu import (
 )
 from emmy.codegen.steps import (
     Advance,
+    At,
     AwaitFlag,
     BarArrive,
     BarWait,
@@ -72,6 +74,7 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Owning,
+    Prefetch,
     Preload,
     RaiseFlag,
     RoleSteps,
@@ -308,6 +311,10 @@ class _Expand:
                 return (Do("emmy_pdl_wait"),)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
+            case At(value, fill, inner):
+                return only(both(self.rings.stands_at(self.w.rings[value], fill), self.rings.leader), self.steps(inner))
+            case Prefetch(value):
+                return prefetch(self.w, value)
             case (
                 Helping() | Owning() | ForHelpers() | LeaveSums() | RaiseFlag() | AwaitFlag() | LowerFlag() | TakeSums()
             ):

@@ -21,6 +21,7 @@ from emmy.codegen.executed_work import Works
 from emmy.codegen.lower import lower
 from emmy.codegen.steps import (
     Advance,
+    At,
     AwaitFlag,
     BarArrive,
     BarWait,
@@ -45,6 +46,7 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Owning,
+    Prefetch,
     Preload,
     RaiseFlag,
     RoleSync,
@@ -297,6 +299,12 @@ class _Agent(Works):
                 ring = self.ring(self.channel(x))
                 if ring is not None and ring.j >= fill:
                     yield from self.steps(body)
+            case At(x, fill, body):
+                ring = self.ring(self.channel(x))
+                if ring is not None and ring.j == min(fill, ring.fills - 1):
+                    yield from self.steps(body)
+            case Prefetch(x):
+                self.check_waited(f"asks for {x}", x)
             case Helping(body) | Owning(body):
                 if self.owns == isinstance(s, Owning):
                     yield from self.steps(body)
@@ -353,7 +361,7 @@ class _Agent(Works):
         """Fills of a channel from the present one on, in the present loop."""
         c = self.channel(value)
         r = self.ring(c)
-        return 1 if r is None else -(-(r.hi - r.lo) // r.step) - r.j
+        return 1 if r is None else r.fills - r.j
 
     def gone(self, value: str) -> int:
         """Fills of a channel before the present one, in the present loop; all of them behind it."""

@@ -160,3 +160,7 @@ class Ring:
     hi: int
     step: int
     j: int = 0
+
+    @property
+    def fills(self) -> int:
+        return -(-(self.hi - self.lo) // self.step)

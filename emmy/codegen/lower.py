@@ -149,7 +149,7 @@ class _Walk:
             bottom = self.sync.bottom_of_iteration(channels)
         self.settled |= set(late)
         self.in_time += loop.level not in SIDE
-        body = (*top, *self.nest(i + 1, inside), *bottom)
+        body = (*top, *sync.asked(self.launch, self.role, channels), *self.nest(i + 1, inside), *bottom)
         self.in_time -= loop.level not in SIDE
         self.settled -= set(late)
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()

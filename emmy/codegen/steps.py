@@ -266,6 +266,22 @@ class From:
     body: tuple[Step, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class At:
+    """The body, at that fill of the channel's loop, or at the last where it has fewer: once a loop."""
+
+    value: str
+    fill: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """The tile's block of a value is asked for, to wait in the last-level cache (PTX: cp.async.bulk.prefetch.tensor). A hint."""
+
+    value: str
+
+
 Step = (
     For
     | Open
@@ -294,6 +310,8 @@ Step = (
     | LetNext
     | LaunchWait
     | From
+    | At
+    | Prefetch
     | Helping
     | Owning
     | ForHelpers
@@ -426,6 +444,11 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
             case From(x, n, body):
                 out.append(f"{pad}from fill {n} of {x} on:")
                 out += _show(body, pad + "  ")
+            case At(x, n, body):
+                out.append(f"{pad}at fill {n} of {x}:")
+                out += _show(body, pad + "  ")
+            case Prefetch(x):
+                out.append(f"{pad}prefetch {x}")
             case Helping(body):
                 out += [f"{pad}where another block began the tile:", *_show(body, pad + "  ")]
             case Owning(body):

@@ -34,6 +34,9 @@ Rules, each from the facts of a channel:
   whose share begins the tile waits for the flag of each helper in turn and lowers it, its agents meet, then take the sums.
   A helper's share is the first that its block walks, so that it waits for nobody; a flag has one waiter, which lowers it, so that
   all are down when the launch ends.
+- what is asked for ahead of its use (`Asked`): whoever fills the rings asks, at that fill. Nobody waits for it, for it changes
+  nothing that is read; of tiles that blocks share, who finishes them asks. An early launch may ask for what is not constant
+  only after its wait: the cache would hold what the launch before has not written yet on its way to memory.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -44,6 +47,7 @@ from dataclasses import dataclass
 
 from emmy.codegen.steps import (
     Advance,
+    At,
     AwaitFlag,
     BarArrive,
     Barrier,
@@ -68,6 +72,7 @@ from emmy.codegen.steps import (
     LowerFlag,
     Open,
     Owning,
+    Prefetch,
     Preload,
     RaiseFlag,
     RoleSync,
@@ -287,6 +292,15 @@ def _grouped_top(grouped: list[Channel]) -> list[Step]:
     return [*refills, Commit(), WaitGroup(0), BlockSync()]
 
 
+def asked(launch: Launch, role: Role, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+    """What a role that fills the rings of a loop asks for in an iteration, beside its fills."""
+    t = launch.tile
+    if not channels or channels[0].at != t.ring_loop or channels[0].src != role.name:
+        return ()
+    steps = tuple(At(channels[0].value, x.fill, (Prefetch(x.value),)) for x in t.asked)
+    return (Owning(steps),) if steps and t.order.kind == "streamk" else steps
+
+
 def exchanged(stages: tuple[str, ...]) -> tuple[Step, ...]:
     """Sums of the blocks of a cluster become one, of which each block takes its elements."""
     return (*map(Share, stages), ClusterSync(), *map(Gather, stages))
@@ -421,9 +435,9 @@ def _reaches(plan: Plan, launch: Launch, s: Step) -> bool:
     """Whether a step may touch memory that a launch before writes or reads; stores follow a Close or Compute at once."""
     p, made = plan.program, {w.stage for w in launch.tile.works}
     match s:
-        case For(_, _, body):
+        case For(_, _, body) | At(_, _, body):
             return any(_reaches(plan, launch, x) for x in body)
-        case Copy(value, _):
+        case Copy(value, _) | Prefetch(value):
             return not p.is_constant(value)
         case Compute(name):
             here = made | {c.value for c in launch.tile.channels}

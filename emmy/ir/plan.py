@@ -105,6 +105,14 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """The tile's block of `value` is asked for with fill number `fill` of its rings, to wait in the last-level cache."""
+
+    value: str
+    fill: int
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """How tiles become blocks: one each, or `workers` blocks that walk them all; dealt to roles when ping-pong.
 
@@ -127,6 +135,7 @@ class Tile:
     roles: tuple[Role, ...] = ()
     channels: tuple[Channel, ...] = ()
     order: Order = Order()
+    asked: tuple[Asked, ...] = ()
 
     def work(self, stage: str) -> Work:
         return next(w for w in self.works if w.stage == stage)
@@ -141,6 +150,11 @@ class Tile:
     def is_plain(self) -> bool:
         """True until a tile-level move has changed the tile: only its works are said."""
         return self == Tile(tuple(Work(w.stage, w.combine) for w in self.works))
+
+    @property
+    def ring_loop(self) -> int | None:
+        """The first loop inside a block that refills rings; None without one."""
+        return min((c.at for c in self.channels if c.at >= self.n_block_loops), default=None)
 
     @property
     def n_tile_loops(self) -> int:
@@ -432,6 +446,9 @@ def _show_fills(plan: Plan, t: Tile, at: int, works: tuple[Work, ...], pad: str)
         space = "pack" if c.transport == "pack" else "smem"
         how = f"{c.transport} depth {c.depth} {c.layout}" + (f" {c.hint}" if c.hint else "")
         out.append(f"{pad}{c.value}.{space} <- {c.value}[{box}]  {how}  # {kib:g} KiB")
+    for x in t.asked if out and at == t.ring_loop else ():
+        box = ",".join(str(plan.extent(t.nest[: t.n_block_loops], a)) for a in plan.program.value(x.value).axes)
+        out.append(f"{pad}{x.value}.cache <- {x.value}[{box}]  with fill {x.fill}")
     return out
 
 

@@ -29,6 +29,7 @@ class EmuStats:
     tma_load_bytes: int  # a multicast counts once
     tma_loads: int
     tma_store_bytes: int
+    prefetch_bytes: int  # elements that the last-level cache is asked for
     dsmem_bytes: int  # to and from other blocks of a cluster
     mma: int  # warp-level instructions
     wgmma: int

@@ -57,6 +57,23 @@ def _store(rank: int) -> Helper:
     )
 
 
+def _prefetch(rank: int) -> Helper:
+    parameters, operands, names = _coordinates(rank)
+    return Helper(
+        f"tma_prefetch_{rank}d",
+        f"void tma_prefetch_{rank}d(const emmy_tensormap* map, {parameters})",
+        f"{_SECTION}.prefetch.tensor: a hint that the box will be read; what lies outside the tensor is left out",
+        asm(
+            f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [%0, {{{numbered(1, rank)}}}];",
+            "",
+            f'"l"(map), {operands}',
+            memory=True,
+        ),
+        f"const int at[] = {{{names}}};\nemu::tma_prefetch(map, at, {rank}, site);",
+        HOPPER,
+    )
+
+
 def _policy(kind: str) -> Helper:
     return Helper(
         f"policy_{kind}",
@@ -86,6 +103,7 @@ def _wait(read: bool) -> Helper:
 HELPERS: tuple[Helper, ...] = (
     *(_load(rank, v) for rank in (2, 3, 4, 5) for v in ("", "multicast", "hint", "multicast_hint")),
     *(_store(rank) for rank in (2, 3, 4, 5)),
+    _prefetch(2),
     _policy("evict_first"),
     _policy("evict_last"),
     Helper(

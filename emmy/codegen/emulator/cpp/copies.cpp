@@ -146,6 +146,15 @@ void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 ran
     }
 }
 
+// Moves nothing; but the array must be one that may be touched by now.
+void tma_prefetch(const emmy_tensormap* map, const int* at, u32 rank, const Site& site) {
+  tick(site);
+  const Map& m = read(*map);
+  check_map(m, rank, "TMA prefetch");
+  check_array(m, false, "TMA prefetch");
+  walk(m, at, [&](u32, const u8* from) { if (from) run.stats.prefetch_bytes += m.element_bytes; });
+}
+
 void st_async(u32 to, const void* from, u32 bytes, u32 bar, const Site& site) {
   tick(site);
   const char* op = "st.async";

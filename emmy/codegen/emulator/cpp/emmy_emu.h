@@ -81,6 +81,7 @@ void flag_lower(void* p, const Site& site);
 // ---- bulk copies
 void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 rank, u32 mask, bool multicast, const Site& site);
 void tma_store(const emmy_tensormap* map, u32 from, const int* at, u32 rank, const Site& site);
+void tma_prefetch(const emmy_tensormap* map, const int* at, u32 rank, const Site& site);
 void bulk_commit(const Site& site);
 void bulk_wait(u32 pending, bool read_only, const Site& site);
 void st_async(u32 to, const void* from, u32 bytes, u32 bar, const Site& site);

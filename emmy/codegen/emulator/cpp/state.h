@@ -123,7 +123,7 @@ struct Cluster {
 #define EMU_STATS(X) \
   X(smem_load_waves) X(smem_load_waves_ideal) X(smem_store_waves) X(smem_store_waves_ideal) X(smem_load_bytes) X(smem_store_bytes) \
   X(global_load_sectors) X(global_load_sectors_ideal) X(global_store_sectors) X(global_store_sectors_ideal) \
-  X(global_load_bytes) X(global_store_bytes) X(cp_async_bytes) X(tma_load_bytes) X(tma_loads) X(tma_store_bytes) X(dsmem_bytes) \
+  X(global_load_bytes) X(global_store_bytes) X(cp_async_bytes) X(tma_load_bytes) X(tma_loads) X(tma_store_bytes) X(prefetch_bytes) X(dsmem_bytes) \
   X(mma) X(wgmma) X(wgmma_macs) X(wgmma_bytes) X(atomics) X(block_syncs) X(named_syncs) X(mbar_arrivals) X(mbar_waits) X(cluster_syncs) \
   X(uninitialised_words) X(switches)
 struct Stats {
