@@ -43,6 +43,7 @@ from emmy.codegen.kernel_gpu import (
     GpuKernel,
     If,
     LetUniform,
+    LetFrom,
     LetWide,
     MapRef,
     Ref,
@@ -100,6 +101,8 @@ class _Printer:
                 return [f"{pad}{const}int {name} = {_whole(x)};"]
             case LetUniform(name, x):
                 return [f"{pad}const int {name} = emmy_uniform({_whole(x)});"]
+            case LetFrom(name, helper, args):
+                return [f"{pad}const int {name} = {helper}({', '.join(_arg(a) for a in args)});"]
             case LetWide(name, helper, args):
                 return [f"{pad}const u64 {name} = {helper}({', '.join(_arg(a) for a in args)});"]
             case SetInt(name, x):

@@ -13,6 +13,7 @@ from math import gcd, prod
 from emmy.codegen.cpu import buffers
 from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_count import Count, count_of
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_prefetch import prefetch
@@ -60,6 +61,7 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountPart,
     Fetch,
     Finish,
     FoldParts,
@@ -67,6 +69,7 @@ from emmy.codegen.steps import (
     From,
     Gather,
     Helping,
+    IfLast,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -77,6 +80,7 @@ from emmy.codegen.steps import (
     Prefetch,
     Preload,
     RaiseFlag,
+    ResetCount,
     RoleSteps,
     RoleSync,
     Settle,
@@ -91,7 +95,7 @@ from emmy.codegen.steps import (
 )
 from emmy.codegen.steps import For as ForStep
 from emmy.ir.beside import beside
-from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, registers_at_launch, tile_warps, trips
+from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, parts_left, registers_at_launch, tile_warps, trips
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
@@ -108,7 +112,7 @@ KINDS: dict[str, type[Contraction]] = {
 }
 _INDEX = 1 << 31  # elements that an index of 32 bits does not reach
 _ELEMENTWISE_THREADS = 256
-_COMPUTING = 1  # the named barrier of the threads that compute; 0 is that of all
+_COMPUTING = 1  # the named barrier of the threads that compute, those of the first team; 0 is that of all
 _TOGETHER = (Open, Compute, Fetch, Preload, Finish, Settle, FoldParts, Share, Gather)  # of stages side by side
 _WIDEST = 8  # elements of a vector that a thread makes at once
 
@@ -138,10 +142,11 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         r for r in outline.roles if not r.role.deal or r.role.deal[0] == 0
     ]  # in turn, they do the same on other tiles
     steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares).steps(r.steps) for r in roles]
+    after = [_Expand(w, rings).steps(r.after) if r.after else () for r in roles]
     if shares:
         bodies = [shares.walked(stmts) for stmts in steps]
     else:
-        bodies = [_walked(w, rings, r, stmts, tiles) for r, stmts in zip(roles, steps, strict=True)]
+        bodies = [_walked(w, rings, r, *stmts, tiles) for r, *stmts in zip(roles, steps, after, strict=True)]
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
@@ -165,7 +170,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         max(w.smem_bytes, _even_share(blocks, target)) if early and t.channels else w.smem_bytes,
         body,
         cluster=w.cluster,
-        together=shares is not None,
+        together=shares is not None or any(after),
         early=early,
     )
 
@@ -188,17 +193,20 @@ def _leader(role: Role, rings: Rings) -> Whole:
     return rings.leader if role.works else Int(1)
 
 
-def _walked(w: Walk, rings: Rings, r: RoleSteps, body: tuple[Stmt, ...], tiles: Whole) -> tuple[Stmt, ...]:
-    """The steps of one tile, for each tile of a block that walks them, or for those that the role takes in turn."""
+def _walked(
+    w: Walk, rings: Rings, r: RoleSteps, body: tuple[Stmt, ...], after: tuple[Stmt, ...], tiles: Whole
+) -> tuple[Stmt, ...]:
+    """The steps of one tile, for each tile of a block that walks them, or for those that the role takes in turn; then those after."""
     if w.block == BLOCK:
-        return body
+        return (*body, *after)
     workers, body = w.launch.tile.order.workers, (*w.tile_head, *body)
-    if r.role.deal is None:
-        return (For(w.block.name, BLOCK, tiles, workers, body),)
-    fills, n = _fills(w, _flat(r.steps)), r.role.deal[1]
-    mine = plus(BLOCK, times(w.team(), Int(workers)))
-    walked = For(w.block.name, mine, tiles, n * workers, (*body, *rings.skip(Int(n - 1), fills)))
-    return (*rings.skip(w.team(), fills), walked)
+    mine, n, skipped = BLOCK, 1, tuple[Stmt, ...]()
+    if r.role.deal is not None:
+        fills, n = _fills(w, _flat(r.steps)), r.role.deal[1]
+        mine = plus(BLOCK, times(w.team(), Int(workers)))
+        body, skipped = (*body, *rings.skip(Int(n - 1), fills)), rings.skip(w.team(), fills)
+    again = (For(w.block.name, mine, tiles, n * workers, (*w.tile_head, *after)),) if after else ()
+    return (*skipped, For(w.block.name, mine, tiles, n * workers, body), *again)
 
 
 def _fills(w: Walk, steps: tuple[Step, ...]) -> Counter[str]:
@@ -261,6 +269,7 @@ class _Expand:
     rings: Rings
     shares: Shares | None = None  # where blocks share tiles
     sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
+    counts: dict[str, Count] = field(default_factory=dict)  # stage -> the count of its parts
     closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
     # ------------------------------------------------------------ steps
@@ -292,7 +301,7 @@ class _Expand:
             case BlockSync():
                 return (Do("emmy_syncthreads"),)
             case RoleSync():
-                return (Do("emmy_bar_sync", (Int(_COMPUTING), Int(self.w.threads))),)
+                return (Do("emmy_bar_sync", (plus(self.w.team(), Int(_COMPUTING)), Int(self.w.threads))),)
             case ClusterSync():
                 return Do("emmy_cluster_arrive"), Do("emmy_cluster_wait")
             case BarWait(name, value, ahead):
@@ -311,6 +320,8 @@ class _Expand:
                 return (Do("emmy_pdl_wait"),)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
+            case CountPart() | IfLast() | ResetCount():
+                return self._counted(s)
             case At(value, fill, inner):
                 return only(both(self.rings.stands_at(self.w.rings[value], fill), self.rings.leader), self.steps(inner))
             case Prefetch(value):
@@ -369,6 +380,18 @@ class _Expand:
             case TakeSums(stage):
                 return shares.take(stage, self.sums[stage])
 
+    def _counted(self, s: CountPart | IfLast | ResetCount) -> tuple[Stmt, ...]:
+        if s.stage not in self.counts:
+            self.counts[s.stage] = count_of(self.w, s.stage)
+        count = self.counts[s.stage]
+        match s:
+            case CountPart():
+                return count.up()
+            case IfLast(_, body):
+                return count.if_last(self.steps(body))
+            case ResetCount():
+                return count.reset()
+
     def _closed(self, stage: str) -> tuple[Stmt, ...]:
         """What makes a stage's sums f32 numbers in registers, once."""
         out = () if stage in self.closed else self.sums[stage].close()
@@ -401,7 +424,9 @@ class _Expand:
         if isinstance(s, Open):
             if i + 1 < len(steps) and steps[i + 1] == FoldParts(s.stage):
                 chain, used = self._chain(i + 2, steps)
-                return self._dealt(chain, stage.axes, self._parts(chain)), {i + 1, i + 2, *used}
+                alone = bool(parts_left(w.plan, w.launch.tile))
+                widest = 1 if alone else _WIDEST
+                return self._dealt(chain, stage.axes, self._parts(chain), widest, alone=alone), {i + 1, i + 2, *used}
             if i + 1 < len(steps) and steps[i + 1] == Compute(s.stage) and self._is_statistic(stage):
                 return self._dealt(Chain(w, (Compute(s.stage),)), stage.every), {i + 1}
             works = tuple(map(w.launch.tile.work, self._beside(s.stage)))
@@ -424,7 +449,8 @@ class _Expand:
     def _parts(self, chain: Chain) -> Folds:
         """What folds the parts that another launch left of each stage that the chain closes."""
         spaces = {s.stage: self.w.plan.workspace(s.stage) for s in chain.steps if isinstance(s, Close)}
-        return {x: fold_parts(self.w.plan.program.stage(x), space.parts) for x, space in spaces.items() if space}
+        stage = self.w.plan.program.stage
+        return {x: fold_parts(stage(x), space.parts, at_once=space.by_last) for x, space in spaces.items() if space}
 
     def _beside(self, stage: str) -> tuple[str, ...]:
         return beside(self.w.plan.program, self.w.launch.tile, stage)
@@ -485,9 +511,18 @@ class _Expand:
         return tuple(out)
 
     def _dealt(
-        self, chain: Chain, axes: tuple[str, ...], folds: Folds | None = None, widest: int = _WIDEST
+        self,
+        chain: Chain,
+        axes: tuple[str, ...],
+        folds: Folds | None = None,
+        widest: int = _WIDEST,
+        *,
+        alone: bool = False,
     ) -> tuple[Stmt, ...]:
-        """The block's elements dealt to all threads, in vectors of at most `widest`. `folds` make the sums they begin with."""
+        """The block's elements dealt to all threads, in vectors of at most `widest`. `folds` make the sums they begin with.
+
+        alone: not to those of the other blocks of a cluster that shares them, too
+        """
         w = self.w
         if not axes:
             raise w.cannot(f"{chain.steps[0].stage} is one number; a GPU deals elements along axes")
@@ -495,7 +530,7 @@ class _Expand:
         if any(isinstance(s, Compute) and w.plan.program.stage(s.stage).reduces for s in chain.steps):
             spread = by_rows(w, axes, width)
             return (*self._statistics(chain, spread, whole=True), *chain.emit(spread, folds=folds))
-        return chain.emit(in_order(w, axes, width), folds=folds)
+        return chain.emit(in_order(w, axes, width, alone=alone), folds=folds)
 
 
 def _flat(steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -315,8 +315,8 @@ def part_start(w: Walk, stage: Stage, axes: tuple[str, ...], part: Whole | None 
     return times(part, product(sizes))
 
 
-def fold_parts(stage: Stage, parts: int) -> States:
-    """A vector of each component folded over all parts of the workspace, in order."""
+def fold_parts(stage: Stage, parts: int, *, at_once: bool = False) -> States:
+    """A vector of each component folded over all parts of the workspace, in order. at_once: all are asked for before the first."""
     m = stage.monoid
     assert m is not None
 
@@ -344,7 +344,7 @@ def fold_parts(stage: Stage, parts: int) -> States:
             Store(names[c], e, over_states(x, states)) for (c, _), x in zip(m.state, m.combine, strict=True)
         )
         body += unrolled("e", spread.width, changed)
-        return (*out, For(part.name, Int(0), Int(parts), 1, tuple(body))), names
+        return (*out, For(part.name, Int(0), Int(parts), 1, tuple(body), UNROLL if at_once else 1)), names
 
     return make
 

@@ -31,6 +31,7 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountPart,
     Fetch,
     Finish,
     FoldParts,
@@ -39,6 +40,7 @@ from emmy.codegen.steps import (
     From,
     Gather,
     Helping,
+    IfLast,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -49,6 +51,7 @@ from emmy.codegen.steps import (
     Prefetch,
     Preload,
     RaiseFlag,
+    ResetCount,
     RoleSync,
     Settle,
     Share,
@@ -65,7 +68,7 @@ from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block
-from emmy.ir.gpu import SIDE, block_axes, cluster_size, receivers, sharing_blocks
+from emmy.ir.gpu import SIDE, block_axes, cluster_size, parts_left, receivers, sharing_blocks
 from emmy.ir.moves.streamk import whole_rounds
 from emmy.ir.plan import Channel, Plan
 
@@ -97,13 +100,18 @@ def execute(
         if outline.launch.tile.order.kind == "streamk":
             _run_together(outline, memory, env, seed)
             continue
-        dealt, size = _deal(outline, env), cluster_size(plan, outline.launch.tile.nest)
+        dealt, size, clusters = _deal(outline, env), cluster_size(plan, outline.launch.tile.nest), list[list[Cta]]()
         for first in range(0, len(dealt), size):
             computing = size * sum(bool(r.role.works) for r in outline.roles)
             cluster = Cluster(sharing_blocks(plan, outline.launch.tile), computing, size * len(outline.roles))
             ctas = [Cta(outline, memory, tiles, env, cluster, i) for i, tiles in enumerate(dealt[first : first + size])]
             cluster.blocks += ctas
-            _run(ctas, random.Random(f"{seed}.{first // size}"))
+            clusters.append(ctas)
+        if parts_left(plan, outline.launch.tile):
+            _run_counting(clusters, random.Random(f"{seed}"))
+            continue
+        for i, ctas in enumerate(clusters):
+            _run(ctas, random.Random(f"{seed}.{i}"))
     return {o: memory[o].data for o in plan.program.outputs}
 
 
@@ -134,6 +142,19 @@ def _run_together(outline: Outline, memory: dict[str, Block], env: Env, seed: in
         raise PlanError(
             f"{outline.launch.name} ends with the flags of blocks {up} up: the next launch would take them for its own"
         )
+
+
+def _run_counting(clusters: list[list[Cta]], rng: random.Random) -> None:
+    """All blocks at once, which count the parts that they leave."""
+    ctas, counts = [cta for ctas in clusters for cta in ctas], clusters[0][0].counts
+    for cta in ctas:
+        cta.counts = counts
+    _run(ctas, rng)
+    for (stage, _), count in counts.items():
+        if count.parts:
+            raise PlanError(
+                f"{ctas[0].outline.launch.name} ends with {count.parts} parts of {stage} counted: the next launch would add its own"
+            )
 
 
 def _deal(outline: Outline, env: Env) -> list[list[Env]]:
@@ -199,6 +220,9 @@ class _Agent(Works):
                     raise Race(f"{self.role.role.name} ends a tile with {len(self.groups)} groups of copies under way")
             else:
                 self.skip(self.role.steps)
+        for tile in self.cta.tiles[deal[0] :: deal[1]] if deal else self.cta.tiles:
+            self.env, self.values, self.accs, self.shares = dict(tile), {}, {}, {}
+            yield from self.steps(self.role.after)
         yield from self.steps(self.cta.outline.last)
         if self.role.role.works:
             self.cta.cluster.gone.add(self.cta.rank)
@@ -326,6 +350,14 @@ class _Agent(Works):
                 self.lower_flag(x)
             case TakeSums(x):
                 self.take_left(x)
+            case CountPart(x):
+                self.count_part(x)
+                yield False
+            case IfLast(x, body):
+                if self.is_last(x):
+                    yield from self.steps(body)
+            case ResetCount(x):
+                self.reset_count(x)
 
     @property
     def owns(self) -> bool:
@@ -449,6 +481,8 @@ class _Agent(Works):
         """Every agent of the role has come this far; only one role shares sums, or leaves and takes them."""
         for shares in self.cta.shares.values():
             shares.visible, shares.read = True, False
+        self.unmet.clear()
+        self.told |= self.counted
         if self.cta.number in self.cta.left:
             self.cta.left[self.cta.number].met = True
         if self.helper in self.cta.left:

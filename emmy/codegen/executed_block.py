@@ -119,11 +119,20 @@ class Left:
 
 
 @dataclass(slots=True)
+class Count:
+    """How many of the parts that go together have been counted. most: of all blocks that leave one."""
+
+    most: int
+    parts: int = 0
+
+
+@dataclass(slots=True)
 class Cta:
     """One block of a launch: its slots, barriers and roles.
 
     helpers: of each of its tiles, the blocks that have later shares of it, in order
     left:    block -> what it left, of all blocks
+    counts:  (stage, where its elements lie) -> parts of it, of all blocks
     """
 
     outline: Outline
@@ -139,6 +148,7 @@ class Cta:
     number: int = 0  # in the launch
     helpers: list[range] = field(default_factory=list)
     left: dict[int, Left] = field(default_factory=dict)
+    counts: dict[tuple[str, tuple[tuple[int, int], ...]], Count] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Slots hold nothing, barriers no arrival."""

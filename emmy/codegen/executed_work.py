@@ -9,12 +9,12 @@ from math import prod
 
 import numpy as np
 
-from emmy.codegen.executed_block import Cta, Env, Left, Shares, blank, components, pieces
+from emmy.codegen.executed_block import Count, Cta, Env, Left, Shares, blank, components, pieces
 from emmy.codegen.steps import RoleSteps
 from emmy.errors import PlanError, Race
 from emmy.ir import interpret
 from emmy.ir.expr import Block, Named
-from emmy.ir.gpu import sharers
+from emmy.ir.gpu import parts_counted, sharers
 from emmy.ir.plan import Plan, folds_results
 from emmy.ir.program import Stage
 
@@ -37,6 +37,9 @@ class Works(ABC):
     )  # stage -> what pending works read: value -> fill
     waited: bool = False  # for the launches before
     helper: int = -1  # the block whose sums are taken
+    unmet: set[str] = field(default_factory=set)  # stages of which parts were stored since all agents met
+    counted: dict[str, bool] = field(default_factory=dict)  # stage -> whether the part that was counted last was the last
+    told: dict[str, bool] = field(default_factory=dict)  # the same, as all agents know it
 
     @property
     def plan(self) -> Plan:
@@ -194,6 +197,34 @@ class Works(ABC):
         new = {c: Named(b.axes, b.data) for c, b in left.sums.items()}
         self.join(name, self.accumulators(name), self.env, new)
 
+    # ------------------------------------------------------------ parts that the last block combines
+    def count(self, name: str) -> Count:
+        """The count of the parts that go with this tile's."""
+        at = tuple(self.env[a] for a in self.stage(name).axes)
+        most = parts_counted(self.plan, self.cta.outline.launch.tile, name)
+        return self.cta.counts.setdefault((name, at), Count(most))
+
+    def count_part(self, name: str) -> None:
+        if name in self.unmet:
+            raise Race(f"{self.role.role.name} counts its part of {name} before all agents have stored it")
+        count = self.count(name)
+        count.parts += 1
+        if count.parts > count.most:
+            raise PlanError(f"{count.parts} parts of {name} are counted, {count.most} go together")
+        self.counted[name] = count.parts == count.most
+        self.told.pop(name, None)
+
+    def is_last(self, name: str) -> bool:
+        if name not in self.told:
+            raise Race(f"{self.role.role.name} asks for the count of {name} before all its agents know it")
+        return self.told[name]
+
+    def reset_count(self, name: str) -> None:
+        count = self.count(name)
+        if count.parts < count.most:
+            raise Race(f"{self.role.role.name} resets the count of {name} at {count.parts} of {count.most} parts")
+        count.parts = 0
+
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
         self.join(name, self.mine(name), env, new)
 
@@ -210,6 +241,8 @@ class Works(ABC):
         w = self.plan.workspace(name)
         assert w is not None
         self.check_waited(f"reads parts of {name}")
+        if w.by_last and (count := self.count(name)).parts < count.most:
+            raise Race(f"{self.role.role.name} folds parts of {name}, of which {count.parts} of {count.most} are there")
         lo, hi = self.cta.whole[w.axis]
         for part in range(-(-(hi - lo) // self.plan.part_step(w))):
             blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in components(self.stage(name))}
@@ -242,6 +275,7 @@ class Works(ABC):
         part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():
             self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
+        self.unmet.add(name)
 
     def finished(self, name: str) -> None:
         if self.flying.get(name):

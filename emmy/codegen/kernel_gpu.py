@@ -81,6 +81,15 @@ class LetUniform:
 
 
 @dataclass(frozen=True, slots=True)
+class LetFrom:
+    """A new whole number that a helper returns."""
+
+    name: str
+    helper: str
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LetWide:
     """A new 64-bit word that a helper makes, such as the descriptor of an operand in shared memory."""
 
@@ -127,7 +136,7 @@ class If:
 
 
 Arg = Ref | MapRef | Further | Whole | Number
-Stmt = LetInt | LetUniform | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
+Stmt = LetInt | LetUniform | LetFrom | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,7 @@ class GpuKernel:
     """One launch of `blocks` x `threads`. Its parameters: tensor maps, then buffers, then sizes of symbols (32-bit).
 
     cluster: so many neighbouring blocks form a cluster
-    together: blocks wait for one another: all must be resident
+    together: blocks pass data to one another, at any time
     early:   it may begin before the launch before it has ended, and waits by itself
     """
 
@@ -266,6 +275,8 @@ def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:  # noqa: C901  one cas
                 out.append(f"{pad}int {name} = {show_int(whole)}")
             case LetUniform(name, whole):
                 out.append(f"{pad}uniform int {name} = {show_int(whole)}")
+            case LetFrom(name, helper, args):
+                out.append(f"{pad}int {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
             case LetWide(name, helper, args):
                 out.append(f"{pad}word {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
             case SetInt(name, whole):

@@ -83,7 +83,8 @@ def _lower_launch(plan: Plan, la: Launch) -> Outline:
     everything = tuple(w.stage for w in la.tile.works)
     roles = la.tile.roles or (Role(SELF, warps(plan, la.tile.nest), "warp", 0, everything),)
     joints = sync.joints(plan, la)
-    steps = tuple(RoleSteps(r, _Walk(plan, la, r, sync.Sync(r, joints)).tile()) for r in roles)
+    walks = tuple(_Walk(plan, la, r, sync.Sync(r, joints)) for r in roles)
+    steps = tuple(RoleSteps(walk.role, walk.tile(), walk.after()) for walk in walks)
     return Outline(plan, la, sync.barriers(plan, la), steps, *sync.around_tiles(plan, la))
 
 
@@ -108,6 +109,12 @@ class _Walk:
         if t.order.kind == "streamk":
             steps = sync.helped(steps, self.role)
         return sync.after_launch_wait(self.plan, self.launch, self.sync, steps) if self.launch.early else steps
+
+    def after(self) -> tuple[Step, ...]:
+        """The steps of each tile when all are made."""
+        mine = [w for w in self.launch.tile.works if w.stage in self.role.works]
+        last = [w for w in mine if (x := self.plan.workspace(w.stage)) and x.by_last]
+        return tuple(s for w in last for s in sync.counted(w.stage, self.role, (Close(w.stage), *self.store(w))))
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
         t, p = self.launch.tile, self.plan.program

@@ -177,6 +177,29 @@ class TakeSums:
     stage: str
 
 
+# ---------------------------------------------------------------- parts that the last block to leave one combines
+@dataclass(frozen=True, slots=True)
+class CountPart:
+    """One agent counts that this block's part of a stage is there, and learns how many were (PTX ISA: atom.acq_rel)."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class IfLast:
+    """The body, in the block whose part was the last of those that go together: all can be read then."""
+
+    stage: str
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCount:
+    """The count is as before the first part, for the next launch."""
+
+    stage: str
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Fill number (current + ahead) of a channel goes to its slot, if the loop has that many iterations."""
@@ -320,6 +343,9 @@ Step = (
     | AwaitFlag
     | LowerFlag
     | TakeSums
+    | CountPart
+    | IfLast
+    | ResetCount
 )
 
 
@@ -344,8 +370,11 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class RoleSteps:
+    """What a role does for each of its tiles: `steps`, and `after`, when it has made all of them."""
+
     role: Role
     steps: tuple[Step, ...]
+    after: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +405,7 @@ class Outline:
             deal = f"  (tiles {r.role.deal[0]} mod {r.role.deal[1]})" if r.role.deal else ""
             out.append(f"  role {r.role.name}{deal}, each tile:")
             out += _show(r.steps, "    ")
+            out += [f"  role {r.role.name}, each tile once more:", *_show(r.after, "    ")] if r.after else []
         out += ["  every role, last:", *_show(self.last, "    ")] if self.last else []
         return "\n".join(out)
 
@@ -465,4 +495,10 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}lower the helper's flag of {x}")
             case TakeSums(x):
                 out.append(f"{pad}take the helper's sums of {x}")
+            case CountPart(x):
+                out.append(f"{pad}count the part of {x}")
+            case IfLast(x, body):
+                out += [f"{pad}where it was the last of {x}:", *_show(body, pad + "  ")]
+            case ResetCount(x):
+                out.append(f"{pad}reset the count of {x}")
     return out

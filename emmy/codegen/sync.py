@@ -34,6 +34,9 @@ Rules, each from the facts of a channel:
   whose share begins the tile waits for the flag of each helper in turn and lowers it, its agents meet, then take the sums.
   A helper's share is the first that its block walks, so that it waits for nobody; a flag has one waiter, which lowers it, so that
   all are down when the launch ends.
+- parts that the last block combines: the agents of the role that left them meet, one counts, they meet again, and where it was the
+  last all combine. That comes behind the last tile, for each tile once more: counting waits until what was stored has come to
+  where all see it, which no further tile should wait for. The last sets the count back, when every other has counted.
 - what is asked for ahead of its use (`Asked`): whoever fills the rings asks, at that fill. Nobody waits for it, for it changes
   nothing that is read; of tiles that blocks share, who finishes them asks. An early launch may ask for what is not constant
   only after its wait: the cache would hold what the launch before has not written yet on its way to memory.
@@ -58,6 +61,7 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountPart,
     Fetch,
     Finish,
     FoldParts,
@@ -66,6 +70,7 @@ from emmy.codegen.steps import (
     From,
     Gather,
     Helping,
+    IfLast,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -75,6 +80,7 @@ from emmy.codegen.steps import (
     Prefetch,
     Preload,
     RaiseFlag,
+    ResetCount,
     RoleSync,
     Settle,
     Share,
@@ -329,6 +335,13 @@ def helped(steps: tuple[Step, ...], role: Role) -> tuple[Step, ...]:
     leave = (LeaveSums(stage), meet, RaiseFlag(stage))
     take = ForHelpers((AwaitFlag(stage), LowerFlag(stage), meet, TakeSums(stage)))
     return (*steps[:at], Helping(leave), Owning((take, *steps[at:])))
+
+
+def counted(stage: str, role: Role, finish: tuple[Step, ...]) -> tuple[Step, ...]:
+    """A part that was left is counted, and the last block of those whose parts go together finishes the stage."""
+    meet = _meeting(role)
+    combine = IfLast(stage, (Open(stage), FoldParts(stage), *finish, ResetCount(stage)))
+    return meet, CountPart(stage), meet, combine
 
 
 def _meeting(role: Role) -> Step:

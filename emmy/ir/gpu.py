@@ -13,7 +13,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
-from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work, folds_results
+from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work, Workspace, folds_results
 from emmy.ir.program import Dim, Program, Stage, Sym, swapped
 from emmy.ir.target import Target
 
@@ -25,6 +25,7 @@ AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its th
 SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 BOX_ROWS = 256  # of a box of the copy engine, at most (CUDA driver API: cuTensorMapEncodeTiled)
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
+_COUNT = 16  # bytes in which a count of parts is told, of each team
 _PERIOD = 8  # rows after which a swizzle repeats
 _LOADING = (
     12  # registers without which ptxas 13.0 serialises what reads operands from registers (C7512; 12 tiles tried)
@@ -144,10 +145,23 @@ def statistic_bytes(plan: Plan, tile: Tile, stage: Stage) -> int:
 
 
 def shared_bytes(plan: Plan, tile: Tile) -> int:
-    """Bytes of shared memory that sums pass through: exchanged ones, and shares of folds of the tile's results."""
+    """Bytes of shared memory that sums pass through: exchanged ones, shares of folds of the tile's results, counts of parts."""
     stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
     results = (s for s in stages if folds_results(plan.program, tile.works, s))
-    return exchange_bytes(plan, tile) + sum(statistic_bytes(plan, tile, s) for s in results)
+    counts = _COUNT * len(parts_left(plan, tile))
+    return exchange_bytes(plan, tile) + sum(statistic_bytes(plan, tile, s) for s in results) + counts
+
+
+def parts_left(plan: Plan, tile: Tile) -> tuple[Workspace, ...]:
+    """Of what the tile leaves parts that its last block combines."""
+    return tuple(x for x in plan.workspaces if x.by_last and any(w.stage == x.value for w in tile.works))
+
+
+def parts_counted(plan: Plan, tile: Tile, stage: str) -> int:
+    """How many blocks leave a part, or a share of one, for the same elements of a stage."""
+    space = plan.workspace(stage)
+    assert space is not None
+    return space.parts * sharing_blocks(plan, tile)
 
 
 def transfer_bytes(plan: Plan, nest: tuple[Loop, ...], value: str) -> int:

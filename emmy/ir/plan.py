@@ -179,11 +179,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Monoid state of `value`, one part for each piece of `axis`, left by one launch for another to combine."""
+    """Monoid state of `value`, one part for each piece of `axis`, left by blocks of one launch for another to combine.
+
+    by_last: there is no other; of the blocks whose parts go together, the last to leave one combines them
+    """
 
     value: str
     axis: str
     parts: int
+    by_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -412,7 +416,8 @@ def show(plan: Plan) -> str:
         out += _show_launch(plan, la)
     for w in plan.workspaces:
         m = p.stage(w.value).monoid
-        out.append(f"  workspace {w.value} over {w.axis}: {w.parts} parts of {m.name if m else '?'} state")
+        who = ", combined by the last block" if w.by_last else ""
+        out.append(f"  workspace {w.value} over {w.axis}: {w.parts} parts of {m.name if m else '?'} state{who}")
     return "\n".join(out)
 
 

@@ -147,6 +147,14 @@ HELPERS: tuple[Helper, ...] = (
         "emu::flag_lower(p, site);",
         AMPERE,
     ),
+    # Words in memory in which blocks of a grid, resident together or not, count what they have left for the last of them.
+    Helper(
+        "count",
+        "void count(u32* before, void* p)",
+        f"{_SYNC}: atom.acq_rel: whoever counts later sees what the thread, and those it has met, wrote before",
+        asm("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;", '"=r"(before[0])', '"l"(p)', memory=True),
+        "before[0] = emu::count(p, site);",
+    ),
     Helper(
         "assume",
         "void assume(bool so)",

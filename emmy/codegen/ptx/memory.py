@@ -154,6 +154,14 @@ def _cp_async(nbytes: int, *, zero_fill: bool) -> Helper:
 
 
 HELPERS: tuple[Helper, ...] = (
+    Helper(
+        "lds_word",
+        "u32 lds_word(u32 address)",
+        _LD,
+        "u32 word;\nemmy_lds_b32(&word, address);\nreturn word;",
+        'u32 word;\nemu::shared_read(address, &word, 4, "ld.shared", site);\nreturn word;',
+        uses=("lds_b32",),
+    ),
     *(_load(n, cached=cached) for n in (2, 4, 8, 16) for cached in (True, False)),
     *(_load_if(n) for n in (2, 4, 8, 16)),
     *(_store(n) for n in (2, 4, 8, 16)),

@@ -4,6 +4,7 @@ from emmy.ir.moves.atom import BindAtom
 from emmy.ir.moves.base import MOVES, OPEN, Move, Open, Site
 from emmy.ir.moves.commute import Commute
 from emmy.ir.moves.cut import Cut
+from emmy.ir.moves.finish import Finish
 from emmy.ir.moves.fuse import Fuse
 from emmy.ir.moves.hint import Hint
 from emmy.ir.moves.online import Online
@@ -22,7 +23,7 @@ from emmy.ir.moves.swap import Swap
 from emmy.ir.moves.unroll import Unroll
 
 __all__ = [
-    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Fuse", "Hint", "Move", "Online", "Open", "Operand", "Pdl",
+    "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Finish", "Fuse", "Hint", "Move", "Online", "Open", "Operand", "Pdl",
     "Persist", "PingPong", "Pipeline", "Prefetch", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock",
     "StreamK", "Swap", "Unroll",
 ]  # fmt: skip

@@ -217,6 +217,16 @@ void flag_await(const void* p, const Site& site) {
 
 void flag_lower(void* p, const Site& site) { *flag_at(p, true, "st.relaxed", site) = 0; }
 
+// ---- counts: who counts knows all that those did who counted before (atom.acq_rel, a release sequence of read-modify-writes)
+u32 count(void* p, const Site& site) {
+  u32* word = flag_at(p, true, "atom.acq_rel", site);
+  ++run.stats.atomics;
+  Clock& announced = run.flags[p];
+  acquire(*run.now, announced);
+  release(*run.now, announced);
+  return (*word)++;
+}
+
 void fence_async(const Site& site) {
   tick(site);
   Thread& me = *run.now;

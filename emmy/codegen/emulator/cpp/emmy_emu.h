@@ -77,6 +77,7 @@ void fence_async(const Site& site);
 void flag_raise(void* p, const Site& site);
 void flag_await(const void* p, const Site& site);
 void flag_lower(void* p, const Site& site);
+u32 count(void* p, const Site& site);
 
 // ---- bulk copies
 void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 rank, u32 mask, bool multicast, const Site& site);

@@ -1,0 +1,72 @@
+"""finish: the last block to leave its part of a statistic combines all parts, so that no launch has to come behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
+from emmy.ir.plan import Launch, Plan, folds_results
+from emmy.ir.target import Target
+
+
+@register
+@dataclass(frozen=True)
+class Finish(Move):
+    """finish(S): of the blocks that share rows, the last to leave its part of S combines all parts, in order, and finishes S.
+
+    before:  k0: Y, parts of S                     after:   k0: Y, parts of S, S by the last block of each row of tiles
+             k1: S = finish(combine over parts)
+
+    Where `combine` of a monoid runs is a choice like any other. Blocks count their parts in memory (PTX ISA: atom.acq_rel);
+    nobody waits, parts are combined in one order whoever is last, and the last sets the count back, so that launches may be
+    repeated. Comes right after splitk. Refuses parts of what is no statistic of the launch's own results.
+    """
+
+    out: str
+    name: ClassVar[str] = "finish"
+    phase: ClassVar[int] = 11
+    commutes: ClassVar[bool] = True
+
+    @classmethod
+    def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        left = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works if not w.combine)
+        return legal_sites(left, plan, target)
+
+    def refuse(self, plan: Plan, target: Target) -> str | None:
+        missing = refuse_path(self, plan)
+        if missing:
+            return missing
+        la, space = plan.launch(self.launch), plan.workspace(self.out)
+        if target.is_cpu:
+            return f"{target.name} has no blocks of threads: finish counts those that left their part of {self.out}"
+        if space is None or all(w.combine or w.stage != self.out for w in la.tile.works):
+            return f"{self.launch} leaves 0 parts of {self.out}: splitk({self.out},parts) comes before finish"
+        if space.by_last:
+            return f"the last block combines the {space.parts} parts of {self.out} already"
+        if not folds_results(plan.program, la.tile.works, plan.program.stage(self.out)):
+            return f"{self.out} is no statistic of what {self.launch} makes: its {space.parts} parts are as large as a tile each"
+        if not isinstance(size := plan.program.dim(space.axis), int):
+            return f"{space.axis} has {size.lo}..{size.hi} elements: the last block must know of how many parts it is the last"
+        return self._refuse_launch(plan)
+
+    def _refuse_launch(self, plan: Plan) -> str | None:
+        """Why the launch that combines the parts cannot be left out."""
+        behind = _combining(plan, self.out)
+        others = [w.stage for w in behind.tile.works if w.stage != self.out]
+        if others or not behind.tile.is_plain:
+            return f"{behind.name} makes {', '.join(others) or 'its sums'} too, in {len(behind.tile.nest)} loops: finish comes right after splitk"
+        waiting = [x.name for x in plan.launches if behind.name in x.depends_on]
+        if behind != plan.launches[-1] or waiting:
+            return f"{behind.name} is not the last of {len(plan.launches)} launches: those behind would have to wait for others"
+        return None
+
+    def rewrite(self, plan: Plan, target: Target) -> Plan:
+        launches = tuple(x for x in plan.launches if x != _combining(plan, self.out))
+        spaces = (replace(x, by_last=True) if x.value == self.out else x for x in plan.workspaces)
+        return replace(plan, launches=launches, workspaces=tuple(spaces))
+
+
+def _combining(plan: Plan, value: str) -> Launch:
+    return next(la for la in plan.launches for w in la.tile.works if w.combine and w.stage == value)
