@@ -94,8 +94,7 @@ void named_sync(u32 id, u32 threads, const Site& site) { named(id, threads, true
 void named_arrive(u32 id, u32 threads, const Site& site) { named(id, threads, false, site); }
 
 // ---- the cluster's barrier
-void cluster_complete() {
-  Rendezvous& r = run.cluster->barrier;
+void cluster_complete(Rendezvous& r) {
   r.published = r.gathering;
   r.arrived = 0;
   ++r.phase;
@@ -105,13 +104,13 @@ void cluster_complete() {
 void cluster_arrive(bool releases, const Site& site) {
   tick(site);
   Thread& me = *run.now;
-  Rendezvous& r = run.cluster->barrier;
+  Rendezvous& r = *me.block->barrier;
   if (me.arrived_cluster) fail("barrier", "barrier.cluster.arrive twice without a wait");
   me.arrived_cluster = true;
   me.cluster_phase = r.phase;
   if (releases) release(me, r.gathering);
   else if (!me.fenced.all.empty()) r.gathering.join(me.fenced);
-  if (++r.arrived == run.cluster->live) cluster_complete();
+  if (++r.arrived == r.live) cluster_complete(r);
 }
 
 void cluster_wait(const Site& site) {
@@ -119,9 +118,9 @@ void cluster_wait(const Site& site) {
   Thread& me = *run.now;
   if (!me.arrived_cluster) fail("barrier", "barrier.cluster.wait without an arrive");
   me.op = "barrier.cluster.wait";
-  if (run.cluster->barrier.phase == me.cluster_phase) pause(AT_CLUSTER);
+  if (me.block->barrier->phase == me.cluster_phase) pause(AT_CLUSTER);
   me.arrived_cluster = false;
-  acquire(me, run.cluster->barrier.published);
+  acquire(me, me.block->barrier->published);
 }
 
 // ---- mbarriers
@@ -269,9 +268,10 @@ void thread_leaves(Thread& t) {
   Block& b = *t.block;
   --b.live;
   --run.cluster->live;
+  Rendezvous& r = *b.barrier;
+  --r.live;
   if (b.live && b.at_block == b.live) block_complete(b);
-  Rendezvous& r = run.cluster->barrier;
-  if (r.arrived && r.arrived == run.cluster->live) cluster_complete();
+  if (r.arrived && r.arrived == r.live) cluster_complete(r);
   if (!b.live) {
     check_block_exit(b);
     b.exited = true;

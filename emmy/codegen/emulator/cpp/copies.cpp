@@ -137,12 +137,13 @@ void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 ran
   run.stats.tma_load_bytes += bytes;           // once, however many blocks receive it
   ++run.stats.tma_loads;
   if (!multicast) return send(block_of(to, op), to, bar, bytes, f, op, site.line());
-  const u32 blocks = u32(run.cluster->blocks.size());
+  const u32 blocks = run.cluster_blocks;
+  Block* first = run.now->block->first;
   if (!mask || mask >> blocks) fail("copy", "%s to the blocks of mask 0x%x, the cluster has %u blocks", op, mask, blocks);
   for (u32 r = 0; r < blocks; ++r)
     if (mask >> r & 1) {
-      if (run.cluster->blocks[r].exited) fail("exit", "%s: the block of cluster rank %u has ended", op, r);
-      send(run.cluster->blocks[r], own(to), own(bar), bytes, f, op, site.line());
+      if (first[r].exited) fail("exit", "%s: the block of cluster rank %u has ended", op, r);
+      send(first[r], own(to), own(bar), bytes, f, op, site.line());
     }
 }
 

@@ -20,7 +20,6 @@ namespace emu {
 Run run;
 static void (*entry)(void**);
 static void** parameters;
-void cluster_complete();
 void thread_leaves(Thread& t);
 
 const Dim3& thread_index() { return run.now->index; }
@@ -113,7 +112,7 @@ static bool wakes(Thread& t) {
   switch (t.state) {
     case AT_MBAR: return (t.block->mbars.at(t.bar).phase & 1) != t.parity;
     case AT_FLAG: return *static_cast<const u32*>(t.flag) != 0;
-    case AT_CLUSTER: return run.cluster->barrier.phase != t.cluster_phase;
+    case AT_CLUSTER: return t.block->barrier->phase != t.cluster_phase;
     case AT_REGISTERS: {                       // the whole warpgroup at once
       Block& b = *t.block;
       Warpgroup& g = b.groups[t.tid / 128];
@@ -234,12 +233,15 @@ static void start(Cluster& c, Dim3 first, char* stacks) {
   c.n_agents = n_blocks * (n + groups + MBARS_A_BLOCK) + 1;
   c.live = n_blocks * n;
   c.flights.clear();
-  c.barrier = {};
+  c.barriers = std::vector<Rendezvous>(n_blocks / run.cluster_blocks);
   run.cluster = &c;
   for (u32 r = 0; r < n_blocks; ++r) {
     Block& b = c.blocks[r];
     b.cluster = &c;
-    b.rank = r;
+    b.rank = r % run.cluster_blocks;
+    b.first = &c.blocks[r - b.rank];
+    b.barrier = &c.barriers[r / run.cluster_blocks];
+    b.barrier->live += n;
     b.index = {first.x + r % s.x, first.y + r / s.x % s.y, first.z + r / (s.x * s.y)};
     b.threads = &c.threads[size_t(r) * n];
     b.n = b.live = n;
@@ -331,7 +333,8 @@ extern "C" const char* emmy_emu_run(void (*kernel)(void**), const EmuLaunch* lau
   run = Run{};
   run.grid = {launch->grid[0], launch->grid[1], launch->grid[2]};
   run.block = {launch->block[0], launch->block[1], launch->block[2]};
-  run.together = launch->together;             // blocks are side by side as those of a cluster are
+  run.together = launch->together;             // blocks are side by side as those of a cluster are; neighbours along x form clusters
+  run.cluster_blocks = launch->cluster[0] * launch->cluster[1] * launch->cluster[2];
   run.cluster_shape = run.together ? run.grid : Dim3{launch->cluster[0], launch->cluster[1], launch->cluster[2]};
   run.smem_bytes = launch->smem_bytes;
   run.seed = launch->seed;

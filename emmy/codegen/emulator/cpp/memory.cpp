@@ -10,8 +10,8 @@ static u32 own(u32 address) { return address & ((1u << CLUSTER_SHIFT) - 1); }
 Block& block_of(u32 address, const char* op) {
   const u32 window = address >> CLUSTER_SHIFT;
   if (!window) return *run.now->block;
-  if (window > run.cluster->blocks.size()) fail("bounds", "%s: cluster rank %u, the cluster has %zu blocks", op, window - 1, run.cluster->blocks.size());
-  Block& block = run.cluster->blocks[window - 1];
+  if (window > run.cluster_blocks) fail("bounds", "%s: cluster rank %u, the cluster has %u blocks", op, window - 1, run.cluster_blocks);
+  Block& block = run.now->block->first[window - 1];
   if (block.exited) fail("exit", "%s: the block of cluster rank %u has ended, its shared memory is gone", op, block.rank);
   return block;
 }
@@ -25,7 +25,7 @@ u8* shared_at(Block& block, u32 address, u32 bytes, u32 align, const char* op) {
 }
 
 u32 cluster_address(u32 address, u32 rank) {
-  if (rank >= run.cluster->blocks.size()) fail("bounds", "mapa: cluster rank %u, the cluster has %zu blocks", rank, run.cluster->blocks.size());
+  if (rank >= run.cluster_blocks) fail("bounds", "mapa: cluster rank %u, the cluster has %u blocks", rank, run.cluster_blocks);
   return (rank + 1) << CLUSTER_SHIFT | own(address);
 }
 

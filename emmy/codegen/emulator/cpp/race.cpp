@@ -77,7 +77,7 @@ static bool let_go(const Access& read, const Clock& clock) {
 std::string name_of(const Thread& t) {
   char s[96];
   if (t.block->cluster->blocks.size() > 1)
-    snprintf(s, sizeof s, "thread %u (warp %u, lane %u) of cluster rank %u", t.tid, t.tid / 32, t.tid % 32, t.block->rank);
+    snprintf(s, sizeof s, "thread %u (warp %u, lane %u) of %s %u", t.tid, t.tid / 32, t.tid % 32, run.together ? "block" : "cluster rank", u32(t.block - t.block->cluster->blocks.data()));
   else snprintf(s, sizeof s, "thread %u (warp %u, lane %u)", t.tid, t.tid / 32, t.tid % 32);
   return s;
 }

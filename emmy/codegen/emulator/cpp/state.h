@@ -80,7 +80,7 @@ struct Mbar {
   std::vector<u32> landed;                     // numbers beyond the prefix
 };
 struct Named { u32 arrived = 0, threads = 0; Clock gathering; };
-struct Rendezvous { u32 arrived = 0; Clock gathering, published; u32 phase = 0; };
+struct Rendezvous { u32 arrived = 0, live = 0; Clock gathering, published; u32 phase = 0; };
 
 // ---- asynchronous work
 struct Flight {                                // a bulk copy on its way to one block
@@ -106,7 +106,8 @@ struct SiteLog { std::deque<SiteGroup> groups; u64 base = 0; u64 count[32] = {};
 struct Warp { u32 arrived = 0; u32 order[32]; std::unordered_map<u64, SiteLog> sites; };
 struct Cluster;
 struct Block {
-  Cluster* cluster; u32 rank; Dim3 index; Thread* threads; u32 n, live; bool exited = false;
+  Cluster* cluster; Block* first; Rendezvous* barrier; u32 rank; Dim3 index;  // first, barrier: of its hardware's cluster, in which it has the rank
+  Thread* threads; u32 n, live; bool exited = false;
   std::vector<u8> smem; std::vector<Cell> cells;
   std::unordered_map<u32, Mbar> mbars;
   Named named[16]; u32 at_block = 0;
@@ -114,8 +115,8 @@ struct Block {
   std::unordered_map<u32, u32> remote;         // agent of another block -> time of its last access to this block's memory
   i64 free_registers = 0;
 };
-struct Cluster {
-  std::vector<Block> blocks; std::vector<Thread> threads; Rendezvous barrier; std::deque<Flight> flights;
+struct Cluster {                               // of blocks that run side by side: those of one of the hardware's, or all
+  std::vector<Block> blocks; std::vector<Thread> threads; std::vector<Rendezvous> barriers; std::deque<Flight> flights;
   u32 n_agents = 0, next_agent = 0, live = 0;
 };
 
@@ -136,7 +137,7 @@ struct Array { u8* base; u64 bytes; bool writable, late; u8* mapping; u64 mappin
 struct Run {
   Thread* now = nullptr; Fiber home; Cluster* cluster = nullptr;
   std::string error; Stats stats; std::mt19937 chance; u32 seed = 0; bool eager = false, together = false;  // together: every block of the grid at once
-  Dim3 grid{}, block{}, cluster_shape{}; u32 smem_bytes = 0; u64 budget = 0;
+  Dim3 grid{}, block{}, cluster_shape{}; u32 cluster_blocks = 1, smem_bytes = 0; u64 budget = 0;
   std::vector<Array> arrays;
   std::unordered_map<const void*, Clock> flags;  // what the last store.release to a word announces
 };
