@@ -180,6 +180,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/splitk(S,2) k0/split(m,grid,32) k0/split(k,serial,16) k0/split(m,warp,16) k0/split(n,warp,24) k1/split(m,grid,64) "
         "k0/stage(A,tma,2) k0/stage(B,tma,2) k0.C/atom(mma,16,8,16) k0/store(Y,tma)",
     ),
+    (
+        parse_op("matmul:m(1..70)x72x72:f16:nk,residual,sum_squares").program(),
+        "h200",
+        "k0/splitk(S,2) k0/finish(S) k0/split(m,grid,64) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,48,16) k0/prefetch(R,3)",
+    ),
     (two_outputs(18, 17, 20), "cpu-portable", "k0/cut(D) k0/cut(t) k0/split(m,core,16) k1/split(n,serial,5)"),
 )
 

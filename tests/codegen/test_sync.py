@@ -14,6 +14,7 @@ from emmy.codegen.execute import execute
 from emmy.codegen.lower import complete, lower
 from emmy.codegen.steps import (
     Advance,
+    At,
     AwaitFlag,
     BarArrive,
     Barrier,
@@ -24,12 +25,14 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountPart,
     FoldParts,
     For,
     ForHelpers,
     From,
     Gather,
     Helping,
+    IfLast,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -37,7 +40,9 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Owning,
+    Prefetch,
     RaiseFlag,
+    ResetCount,
     RoleSync,
     Settle,
     Share,
@@ -266,7 +271,31 @@ PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside on
     ),
     "early stream-K": (PROJECTION, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/streamk(3) k0/pdl()"),
 }
-NESTED = For | From | Helping | Owning | ForHelpers
+ASKED = matmul(50, 40, 72, "f16", "nk", ("residual", "sum_squares")).program()  # rows that the copy engine takes
+LAST = ROWS.replace("k0/splitk(S,2)", "k0/splitk(S,2) k0/finish(S)")
+PLANS |= {  # parts of rows that the last block combines
+    "the last block combines": (STATISTIC, "h200", f"{LAST} k0/specialize(2,40,232) k0/persist(2)"),
+    "the last block combines, without roles": (STATISTIC, "h200", f"{LAST} k0/persist(2)"),
+    "the last block combines, in turn": (
+        STATISTIC,
+        "h200",
+        "k0/splitk(S,2) k0/finish(S) k0/split(m,grid,16) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(2,40,232) k0/persist(2) k0/pingpong()",
+    ),
+    "the last block combines, clusters": (
+        STATISTIC,
+        "h200",
+        "k0/splitk(S,2) k0/finish(S) k0/split(m,grid,16) k0/split(k,cluster,48) k0/split(k,serial,16) "
+        "k0/stage(A,tma,2) k0/stage(B,tma,2)",
+    ),
+    "early, the last block combines": (ASKED, "h200", f"{LAST} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
+    "early, a producer asks": (
+        ASKED,
+        "h200",
+        f"{ROWS} k0/specialize(2,40,232) k0/prefetch(R,4) k0/pdl()",
+    ),
+}
+NESTED = For | From | At | Helping | Owning | ForHelpers | IfLast
 
 
 @cache
@@ -431,7 +460,7 @@ def test_blocks_of_a_cluster_fill_for_themselves_what_they_do_not_read_alike_or_
         ("k0/split(n,cluster,16) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 2, "B": 1}),
         ("k0/split(n,cluster,16) k0/split(k,serial,16) k0/stage(A,cp_async,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
         ("k0/split(n,cluster,4) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
-        ("k0/split(k,cluster,40) k0/split(k,serial,8) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
+        ("k0/split(k,cluster,48) k0/split(k,serial,8) k0/stage(A,tma,2) k0/stage(B,tma,2)", {"A": 1, "B": 1}),
     ):
         p = replay(SMALL, f"k0/split(m,grid,32) k0/split(n,grid,32) {schedule}", load_target("h200"))
         tile = p.launch("k0").tile
@@ -468,14 +497,14 @@ def _edited(o: Outline, kind: type[Step], at: int, edit: Edit) -> Outline:
                 out.append(s)
         return tuple(out)
 
-    return replace(o, roles=tuple(replace(r, steps=go(r.steps)) for r in o.roles))
+    return replace(o, roles=tuple(replace(r, steps=go(r.steps), after=go(r.after)) for r in o.roles))
 
 
 def each_step(kind: type[Step], edit: Edit) -> Iterator[Damaged]:
     """Every plan with one step of the kind edited, each in turn."""
     for name in PLANS:
         for o in lower(plan(name)):
-            steps = [s for r in o.roles for s in all_steps(r.steps) if isinstance(s, kind)]
+            steps = [s for r in o.roles for s in all_steps((*r.steps, *r.after)) if isinstance(s, kind)]
             for at, s in enumerate(steps):
                 yield Damaged(name, f"{s} #{at}", _edited(o, kind, at, edit))
 
@@ -591,6 +620,14 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "a flag not lowered": lambda: each_step(LowerFlag, lambda s: []),
     "helpers not waited for": lambda: each_step(ForHelpers, lambda s: []),
     "every share finishes its tile": lambda: each_step(Owning, lambda s: [*s.body]),  # type: ignore[union-attr]
+    "a part not counted": lambda: each_step(CountPart, lambda s: []),
+    "a part counted twice": lambda: each_step(CountPart, lambda s: [s, s]),
+    "every block takes itself for the last": lambda: each_step(IfLast, lambda s: [*s.body]),  # type: ignore[union-attr]
+    "the last block goes on": lambda: each_step(IfLast, lambda s: []),
+    "a count not reset": lambda: each_step(ResetCount, lambda s: []),
+    "a residual is asked for before the launches before have ended": lambda: (
+        d for d in each_step(LetNext, lambda s: [s, Prefetch("R")]) if "asks" in d.plan
+    ),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip
@@ -607,6 +644,7 @@ HARMLESS = {
     # A cluster makes one tile: the first fill of a slot waits for nobody, and what is given back last is not filled again.
     ("a wait dropped", "clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),
     ("a wait dropped", "a pair, clusters", "BarWait(barrier='empty_A_G_U', value='A', ahead=0) #0"),
+    ("a wait dropped", "the last block combines, clusters", "BarWait(barrier='empty_A_B', value='A', ahead=0) #0"),
     (
         "an arrival dropped",
         "clusters with a producer",

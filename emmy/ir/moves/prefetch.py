@@ -15,7 +15,7 @@ from emmy.ir.target import Target
 @register
 @dataclass(frozen=True)
 class Prefetch(Move):
-    """prefetch(R,30): with fill 30 of its rings, each tile asks for its block of R, which waits in the last-level cache then.
+    """prefetch(R,30): after 30 fills of its rings, a tile asks for its block of R, which waits in the last-level cache then.
 
     before:  serial k:60                     after:   serial k:60
                A.smem <- A[128,64] ...                  A.smem <- A[128,64] ...
@@ -24,12 +24,12 @@ class Prefetch(Move):
 
     Whoever fills the rings asks the copy engine, which leaves out what lies over an edge (PTX ISA: cp.async.bulk.prefetch.tensor).
     It is a hint: nobody waits, no answer changes. The fill says when: late enough that the first fills come sooner, early
-    enough that memory has answered by the last. A search is offered it for values that are read once, a residual; a bias
+    enough that memory has answered before the sums are done. A search is offered it for values that are read once, a residual; a bias
     is in the cache after the first tiles. Refuses tiles without rings and rows of no multiple of 16 bytes.
     """
 
     value: str
-    fill: Knob
+    after: Knob
     name: ClassVar[str] = "prefetch"
     phase: ClassVar[int] = 59
     commutes: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Prefetch(Move):
                 tried = _fills(plan, la)
                 legal = tuple(n for n in tried if cls(la.name, None, v, n).refuse(plan, target) is None)
                 if legal:
-                    yield Site(cls(la.name, None, v, OPEN), (("fill", legal),))
+                    yield Site(cls(la.name, None, v, OPEN), (("after", legal),))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -68,14 +68,14 @@ class Prefetch(Move):
         fills = trips(plan, la.tile.nest, at)
         if fills is None:
             return f"tiles have 1..{plan.count(la.tile.nest, at)} fills over {la.tile.nest[at].axis}: none is always there"
-        if isinstance(self.fill, int) and not 0 <= self.fill < fills:
-            return f"a tile has {fills} fills over {la.tile.nest[at].axis}: fill {self.fill} is none of 0..{fills - 1}"
+        if isinstance(self.after, int) and not 0 <= self.after < fills:
+            return f"a tile has {fills} fills over {la.tile.nest[at].axis}: fill {self.after} is none of 0..{fills - 1}"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
-        assert isinstance(self.fill, int)
+        assert isinstance(self.after, int)
         la = plan.launch(self.launch)
-        asked = sorted((*la.tile.asked, Asked(self.value, self.fill)), key=lambda x: x.value)
+        asked = sorted((*la.tile.asked, Asked(self.value, self.after)), key=lambda x: x.value)
         return put(plan, la, replace(la.tile, asked=tuple(asked)))
 
 
