@@ -12,7 +12,22 @@ from dataclasses import dataclass, field
 
 from emmy.codegen.cuda_copy import Copier, only
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
-from emmy.codegen.kernel import Int, IntOp, IntVar, LetInt, Whole, below, both, least, minus, over, plus, rest, same, times
+from emmy.codegen.kernel import (
+    Int,
+    IntOp,
+    IntVar,
+    LetInt,
+    Whole,
+    below,
+    both,
+    least,
+    minus,
+    over,
+    plus,
+    rest,
+    same,
+    times,
+)
 from emmy.codegen.kernel_gpu import ELECTED, SMEM, THREAD, WARP_INDEX, Do, If, MapRef, Ref, SetInt, Stmt, flipped
 from emmy.codegen.steps import BarArrive, Barrier, Copy, Step
 from emmy.ir.atoms import ATOMS

@@ -146,7 +146,8 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     if shares:
         bodies = [shares.walked(stmts) for stmts in steps]
     else:
-        bodies = [_walked(w, rings, r, *stmts, tiles) for r, *stmts in zip(roles, steps, after, strict=True)]
+        each = zip(roles, steps, after, strict=True)
+        bodies = [_walked(w, rings, r, tiles, stmts, last) for r, stmts, last in each]
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
@@ -194,13 +195,14 @@ def _leader(role: Role, rings: Rings) -> Whole:
 
 
 def _walked(
-    w: Walk, rings: Rings, r: RoleSteps, body: tuple[Stmt, ...], after: tuple[Stmt, ...], tiles: Whole
+    w: Walk, rings: Rings, r: RoleSteps, tiles: Whole, body: tuple[Stmt, ...], after: tuple[Stmt, ...]
 ) -> tuple[Stmt, ...]:
     """The steps of one tile, for each tile of a block that walks them, or for those that the role takes in turn; then those after."""
     if w.block == BLOCK:
         return (*body, *after)
     workers, body = w.launch.tile.order.workers, (*w.tile_head, *body)
-    mine, n, skipped = BLOCK, 1, tuple[Stmt, ...]()
+    mine: Whole = BLOCK
+    n, skipped = 1, tuple[Stmt, ...]()
     if r.role.deal is not None:
         fills, n = _fills(w, _flat(r.steps)), r.role.deal[1]
         mine = plus(BLOCK, times(w.team(), Int(workers)))

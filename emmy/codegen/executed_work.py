@@ -38,7 +38,9 @@ class Works(ABC):
     waited: bool = False  # for the launches before
     helper: int = -1  # the block whose sums are taken
     unmet: set[str] = field(default_factory=set)  # stages of which parts were stored since all agents met
-    counted: dict[str, bool] = field(default_factory=dict)  # stage -> whether the part that was counted last was the last
+    counted: dict[str, bool] = field(
+        default_factory=dict
+    )  # stage -> whether the part that was counted last was the last
     told: dict[str, bool] = field(default_factory=dict)  # the same, as all agents know it
 
     @property

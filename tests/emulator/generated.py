@@ -126,6 +126,11 @@ def run(kernel: str, unit: SourceUnit, seed: int, eager: bool) -> tuple[float, i
     return op.error_norm(out, inputs, "normal", accumulation(unit.plan)), stored
 
 
+def emulated_as(op: str, unit: SourceUnit, text: str) -> None:
+    """The op's source with another text runs once. Raises EmuError."""
+    emulate_plan(replace(unit, text=text), parse_op(op).inputs("normal", 1))
+
+
 @cache
 def stored_bytes(kernel: str) -> int:
     """What the unharmed kernel stores."""

@@ -56,7 +56,10 @@ class Finish(Move):
         behind = _combining(plan, self.out)
         others = [w.stage for w in behind.tile.works if w.stage != self.out]
         if others or not behind.tile.is_plain:
-            return f"{behind.name} makes {', '.join(others) or 'its sums'} too, in {len(behind.tile.nest)} loops: finish comes right after splitk"
+            made, loops = ", ".join((self.out, *others)), len(behind.tile.nest)
+            return (
+                f"{behind.name} makes {made} in {loops} loops: finish comes right after splitk, of what is alone there"
+            )
         waiting = [x.name for x in plan.launches if behind.name in x.depends_on]
         if behind != plan.launches[-1] or waiting:
             return f"{behind.name} is not the last of {len(plan.launches)} launches: those behind would have to wait for others"

@@ -67,7 +67,9 @@ class Prefetch(Move):
             return f"{self.value} has {len(v.axes)} axes and rows of {size} bytes at a time: the copy engine takes {TRANSFER_BYTES}"
         fills = trips(plan, la.tile.nest, at)
         if fills is None:
-            return f"tiles have 1..{plan.count(la.tile.nest, at)} fills over {la.tile.nest[at].axis}: none is always there"
+            return (
+                f"tiles have 1..{plan.count(la.tile.nest, at)} fills over {la.tile.nest[at].axis}: none is always there"
+            )
         if isinstance(self.after, int) and not 0 <= self.after < fills:
             return f"a tile has {fills} fills over {la.tile.nest[at].axis}: fill {self.after} is none of 0..{fills - 1}"
         return None
