@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from emmy.codegen.build import source
 from emmy.codegen.cubin import read_cubin
 from emmy.codegen.emulated import emulate_plan
+from emmy.codegen.emulator import SCHEDULES
 from emmy.codegen.execute import execute
+from emmy.codegen.gpu_plan import gpu_plan
 from emmy.codegen.nvrtc import compile_cubin
 from emmy.errors import IllegalMove
 from emmy.ir import interpret
@@ -83,6 +86,18 @@ RUNS = {
 }  # fmt: skip
 
 
+# The same, each with its parts combined by the last block and no second launch; twice, on the same counts.
+LAST = {
+    name: replace(
+        run, schedule=re.sub(r"(k0/splitk\(S,\d+\))", r"\1 k0/finish(S)", run.schedule.replace(f"{END} ", "")), times=2
+    )
+    for name, run in RUNS.items()
+    if "k0/splitk(S," in run.schedule
+}
+EARLY = "groups walk"  # beside a residual that is asked for, behind a wait
+LAST[f"{EARLY}, early"] = replace(LAST[EARLY], schedule=f"{LAST[EARLY].schedule} k0/prefetch(R,1) k0/pdl()")
+
+
 QUICK = ("warps share rows", "groups walk", "cut off")
 
 
@@ -92,9 +107,31 @@ def test_sums_of_squares_are_right(what: str):
     assert error <= 1 and nothing_but_numbers(stats)
 
 
-@pytest.mark.parametrize("what", RUNS)
+@pytest.mark.parametrize("what", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in LAST])
+def test_the_last_block_combines_all_parts_and_does_so_again_on_the_same_counts(what: str):
+    run = LAST[what]
+    for order in range(1 if what in QUICK else len(SCHEDULES)):
+        error, (stats,) = replace(run, order=order).error_norm()
+        assert error <= 1 and nothing_but_numbers((stats,)) and stats.atomics > 1
+
+
+def test_parts_are_combined_in_one_order_whoever_is_last():
+    run = LAST["warps share rows"]
+    u, inputs = source(parse_op(run.op), run.schedule, load_target(run.gpu)), parse_op(run.op).inputs("normal", 1)
+    outs = {emulate_plan(u, inputs, seed=seed, eager=eager)[0]["S"].tobytes() for seed, eager in SCHEDULES[:4]}
+    assert len(outs) == 1
+
+
+def test_a_launcher_clears_the_counts_once():
+    u = source(parse_op(LAST["groups walk"].op), LAST["groups walk"].schedule, load_target("h200"))
+    lines = gpu_plan(u.plan, u.kernels, b"").decode().splitlines()  # type: ignore[arg-type]
+    assert "workspace S_x_parts 4 $0 3 *" in lines and "workspace S_counts 4 $0 127 + 128 /" in lines
+    assert len(u.kernels) == 1 and [b.name for b in u.arguments] == ["A", "B", "R", "Y", "S"]
+
+
+@pytest.mark.parametrize("what", [*RUNS, *(f"{x}: last" for x in LAST)])
 def test_the_steps_mean_the_same(what: str):
-    run = RUNS[what]
+    run = RUNS[what] if what in RUNS else LAST[what.removesuffix(": last")]
     op, sizes = parse_op(run.op), dict(run.sizes)
     x = {v: decode(a, op.program().value(v).dtype) for v, a in op.inputs("normal", 1, sizes).items()}
     got, want = (
@@ -117,6 +154,13 @@ REFUSED = {
     "k0/split(n,grid,64)": "blocks cannot share n, which S folds: splitk",
     "k0/split(m,grid,64) k0/splitk(S,4) k0/split(n,cluster,16)": "blocks of a cluster share an axis that C folds into a matrix, n is none",
     "k0/splitk(S,4) k0/splitk(S,2)": "k0 has 1 loops",
+    "k0/finish(S)": "k0 leaves 0 parts of S: splitk",
+    "k0/splitk(S,4) k0/finish(S) k0/finish(S)": "the last block combines the 4 parts of S already",
+    "k0/splitk(S,4) k1/split(m,grid,32) k0/finish(S)": "k1 makes S in 1 loops: finish comes right after splitk",
+    "k0/splitk(C,4) k0/finish(C)": "C is no statistic of what k0 makes: its 4 parts",
+    "k0/splitk(S,4) k0/finish(S) k0/split(m,grid,64) k0/split(k,serial,32) k0/stage(A,tma,2) k0/stage(B,tma,2) k0/streamk(2)": (
+        "k0 has 2 sums among 3 works: streamk takes one"
+    ),
 }
 
 
@@ -158,10 +202,11 @@ FULL = (
 def test_a_full_size_compiles_without_spills(gpu: str, m: int, schedule: str):
     target = load_target(gpu)
     parts = int(schedule.split("splitk(S,")[1].split(")")[0])
-    alone = schedule.replace(f"k0/splitk(S,{parts})", f"k0/split(n,grid,{3840 // parts})").replace(f"{END} ", "")
+    last = schedule.replace(f"k0/splitk(S,{parts})", f"k0/splitk(S,{parts}) k0/finish(S)").replace(f"{END} ", "")
+    alone = last.replace(f"k0/splitk(S,{parts}) k0/finish(S)", f"k0/split(n,grid,{3840 // parts})")
     op = OP.format(m=m)
     stacks = []
-    for text, moves in ((op, schedule), (op.replace(",sum_squares", ""), alone)):
+    for text, moves in ((op, schedule), (op, last), (op.replace(",sum_squares", ""), alone)):
         cubin = compile_cubin(source(parse_op(text), moves, target).text, target.arch)
         stacks.append(max(k.stack_bytes for k in read_cubin(cubin.data)))
-    assert stacks[0] == stacks[1] <= 8  # sm_120 keeps 8 bytes where the copy engine is told where to write
+    assert stacks[0] == stacks[1] == stacks[2] <= 8  # sm_120 keeps 8 bytes where the copy engine is told where to write
