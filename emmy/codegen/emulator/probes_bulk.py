@@ -199,6 +199,24 @@ def tma() -> Iterator[Probe]:
                 return [TensorMap(values, box, swizzle), TensorMap(back, box, swizzle), zeros(n)]
 
             yield Probe(f"tma_{rank}d_swizzle{swizzle}", kernel, make, smem_bytes=16392)
+        if rank == 2:
+            yield Probe(  # a hint: boxes inside the tensor, over its edges and beyond it change nothing that is read
+                "tma_prefetch_2d",
+                """EMMY_KERNEL(32, 1) probe(EMMY_TENSORMAP(map), const u32* in, u32* out) {
+  const int t = threadIdx.x;
+  if (t == 0) {
+    emmy_tma_prefetch_2d(&map, 8, 1);
+    emmy_tma_prefetch_2d(&map, 32, 6);
+    emmy_tma_prefetch_2d(&map, -8, -1);
+    emmy_tma_prefetch_2d(&map, 48, 16);
+  }
+  emmy_syncwarp();
+  u32 x[1];
+  emmy_ldg_b32(x, in + t);
+  emmy_stg_b32(out + t, x);
+}""",
+                _prefetched,
+            )
         where = ", ".join(("(int)rank * 8", *("0" for _ in range(rank - 1))))
         for hint, policy in (("", ""), ("_hint", ", emmy_policy_evict_first()")):
             yield Probe(
@@ -229,6 +247,11 @@ def tma() -> Iterator[Probe]:
                 cluster=2,
                 smem_bytes=2056,
             )
+
+
+def _prefetched() -> list[Argument]:
+    values = constant(np.arange(40 * 9, dtype=np.uint16).reshape(9, 40))
+    return [TensorMap(values, (24, 8)), values, zeros(32)]
 
 
 def _multicast(rank: int) -> list[Argument]:

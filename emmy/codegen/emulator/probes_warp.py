@@ -254,6 +254,36 @@ def numbers() -> Iterator[Probe]:
         lambda: [words(64), zeros(128), zeros(4), zeros(128)],
         block=64,
     )
+    yield Probe(  # whichever warp is the last to count has what both left
+        "counts",
+        """EMMY_KERNEL(64, 1) probe(const u32* in, u32* between, u32* counts, u32* out) {
+  EMMY_SMEM(smem);
+  const u32 t = threadIdx.x, word = smem + t / 32 * 4;
+  u32 x[1], y[1], before[1];
+  for (u32 i = 0; i < 3; ++i) {
+    emmy_ldg_b32(x, in + t);
+    x[0] += i;
+    emmy_stg_b32(between + i * 64 + t, x);
+    emmy_syncwarp();
+    if (t % 32 == 0) {
+      emmy_count(before, counts + i % 2);
+      emmy_sts_b32(word, before);
+    }
+    emmy_syncwarp();
+    if (emmy_lds_word(word) == 1) {
+      emmy_ldg_b32(x, between + i * 64 + t % 32);
+      emmy_ldg_b32(y, between + i * 64 + 32 + t % 32);
+      x[0] += y[0];
+      emmy_stg_b32(out + i * 32 + t % 32, x);
+      if (t % 32 == 0) emmy_flag_lower(counts + i % 2);
+    }
+    emmy_syncthreads();
+  }
+}""",
+        lambda: [words(64), zeros(192), zeros(2), zeros(96)],
+        block=64,
+        smem_bytes=8,
+    )
     # Which lane is elected is the hardware's choice: how many are, in each warp, twice, and how many both times.
     yield Probe(
         "elect",

@@ -159,7 +159,7 @@ HELPERS: tuple[Helper, ...] = (
         "u32 lds_word(u32 address)",
         _LD,
         "u32 word;\nemmy_lds_b32(&word, address);\nreturn word;",
-        'u32 word;\nemu::shared_read(address, &word, 4, "ld.shared", site);\nreturn word;',
+        None,
         uses=("lds_b32",),
     ),
     *(_load(n, cached=cached) for n in (2, 4, 8, 16) for cached in (True, False)),
