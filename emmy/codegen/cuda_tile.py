@@ -426,9 +426,9 @@ class _Expand:
         if isinstance(s, Open):
             if i + 1 < len(steps) and steps[i + 1] == FoldParts(s.stage):
                 chain, used = self._chain(i + 2, steps)
-                alone = bool(parts_left(w.plan, w.launch.tile))
-                widest = 1 if alone else _WIDEST
-                return self._dealt(chain, stage.axes, self._parts(chain), widest, alone=alone), {i + 1, i + 2, *used}
+                last = any(x.value == s.stage for x in parts_left(w.plan, w.launch.tile))
+                widest = 1 if last else _WIDEST
+                return self._dealt(chain, stage.axes, self._parts(chain), widest, alone=last), {i + 1, i + 2, *used}
             if i + 1 < len(steps) and steps[i + 1] == Compute(s.stage) and self._is_statistic(stage):
                 return self._dealt(Chain(w, (Compute(s.stage),)), stage.every), {i + 1}
             works = tuple(map(w.launch.tile.work, self._beside(s.stage)))

@@ -61,8 +61,9 @@ class Finish(Move):
                 f"{behind.name} makes {made} in {loops} loops: finish comes right after splitk, of what is alone there"
             )
         waiting = [x.name for x in plan.launches if behind.name in x.depends_on]
-        if behind != plan.launches[-1] or waiting:
-            return f"{behind.name} is not the last of {len(plan.launches)} launches: those behind would have to wait for others"
+        newest = f"k{len(plan.launches) - 1}"
+        if behind.name != newest or waiting:
+            return f"{behind.name} is not the newest of {len(plan.launches)} launches, {newest}, or {len(waiting)} wait for it"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
