@@ -10,7 +10,8 @@ import pytest
 
 from emmy.costmodel.registry import ModelStore, find, model_roots
 from emmy.costmodel.retrain import train_costmodel
-from emmy.costmodel.samples import CHANGED, SourceDigest
+from emmy.costmodel.replayed import SourceDigest
+from emmy.costmodel.samples import CHANGED
 from emmy.errors import UsageError
 from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.records import Measurement
