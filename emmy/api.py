@@ -17,12 +17,14 @@ from emmy import __version__, config
 from emmy.codegen.nvrtc import nvrtc_version
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
-from emmy.costmodel.model import CostModel
+from emmy.costmodel.model import CostModel, ModelCard
 from emmy.costmodel.recording import recording, try_ingest
+from emmy.costmodel.registry import ModelStore, Version, model_roots
 from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.retrain import train_costmodel as retrain
 from emmy.costmodel.samples import prepare
 from emmy.costmodel.train import Progress, TrainedModel, train
+from emmy.costmodel.upkeep import Upkeep
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
@@ -47,8 +49,9 @@ from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
-    "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
-    "prediction", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+    "BenchResult", "VerifyReport", "as_op", "bench", "costmodel_versions", "diagnose_data", "evaluate_costmodel",
+    "expand", "explain", "load", "prediction", "rollback_costmodel", "roof_us", "serving", "show", "subject",
+    "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -137,6 +140,7 @@ def tune(
             return predicted[0] if alone else predicted
         requests = [r for g in groups for r in g.requests]
         done = finished_before(requests, here, home, __version__, leader)
+        upkeep = Upkeep(home, target.name) if model is None and len(requests) > 1 else None
         for group in groups:
             found: list[TuneResult] = []
             for request in group.requests:
@@ -148,12 +152,30 @@ def tune(
                 if found[-1].why == INTERRUPTED:  # where the same command goes on
                     break
                 done = (*done, request.op.key)
+                if upkeep is not None and request is not requests[-1] and not stop.asked:
+                    leader = _kept_up(upkeep, found[-1], leader, home, on_event)
             results += [
                 r for r in group.result(found, partial(_settled, here, home, on_event, stop)) if r.trials or alone
             ]
             if found and found[-1].why == INTERRUPTED:
                 break
     return results[0] if alone else tuple(results)
+
+
+def _kept_up(
+    upkeep: Upkeep, result: TuneResult, leader: CostModel | None, home: Path, on_event: Listener
+) -> CostModel | None:
+    """The model that leads from now on: trained anew when enough rows came and there is time for it."""
+    report = upkeep.after(result.counts.get("ok", 0))
+    if isinstance(report, str):
+        return leader
+    deployed = "deployed" if report.verdict.deploy else "not deployed"
+    on_event(
+        Note(
+            f"the model of {upkeep.target} was trained anew in {report.seconds:.1f} s, {deployed}: {report.verdict.why}"
+        )
+    )
+    return load_model(None, load_target(upkeep.target), home, on_event) if report.verdict.deploy else leader
 
 
 def _settled(here: Measurer, home: Path, on_event: Listener, stop: Stop, group: Group) -> tuple[RangeWinner, ...]:
@@ -278,6 +300,36 @@ def train_costmodel(
 ) -> tuple[TrainReport, ...]:
     """A cost model of the target, or of every target with rows: trained, judged, and deployed when it is better."""
     return retrain(home or config.home(), gpu, models=models, force=force, on_progress=on_progress)
+
+
+def costmodel_versions(
+    gpu: str | None = None, *, models: Path | None = None, home: Path | None = None
+) -> tuple[Version, ...]:
+    """Every version of the target's model, or of all targets' models, oldest first, each with its standing."""
+    store = ModelStore(models or model_roots(home or config.home())[0])
+    return tuple(v for name in ([gpu] if gpu else store.targets()) for v in store.history(name))
+
+
+def rollback_costmodel(
+    gpu: str | None = None,
+    version: str = "",
+    *,
+    models: Path | None = None,
+    home: Path | None = None,
+    force: bool = False,
+) -> ModelCard:
+    """The card of the version that is deployed again: the one before, or that whose digest begins with `version`.
+
+    gpu: may be left out where only one target has a model. Raises as `ModelStore.rollback` does.
+    """
+    store = ModelStore(models or model_roots(home or config.home())[0])
+    targets = (gpu,) if gpu else store.targets()
+    if len(targets) != 1:
+        raise UsageError(
+            f"{store.root} has models of {', '.join(targets) or 'no target'}: say of which with --gpu NAME"
+        )
+    with store.training(targets[0], wait=False):
+        return store.rollback(targets[0], version, force=force)
 
 
 def evaluate_costmodel(

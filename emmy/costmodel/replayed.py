@@ -12,6 +12,7 @@ import io
 import logging
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -48,8 +49,14 @@ class Replays:
     def of(cls, target: Target, source_digest: SourceDigest) -> Replays:
         """Those of this Emmy for the target, in the cache folder."""
         name = f"{source_digest.__module__}.{source_digest.__qualname__}"
-        tag = hashlib.sha256("\n".join((code_digest(), feature_set().digest, name, repr(target))).encode())
-        return cls(config.cache_dir() / "replays" / f"{target.name}.npz", tag.hexdigest())
+        figures = replace(target, capabilities=frozenset(), sources={})  # a set prints in another order each time
+        parts = (code_digest(), feature_set().digest, name, repr(figures), *sorted(target.capabilities))
+        tag = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return cls(config.cache_dir() / "replays" / f"{target.name}.npz", tag)
+
+    @property
+    def tag(self) -> str:
+        return self._tag
 
     def __len__(self) -> int:
         return len(self._known)
