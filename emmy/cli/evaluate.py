@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_home, add_tasks, positive
@@ -17,12 +19,30 @@ def configure(parser: ArgumentParser) -> None:
     task = add_tasks(parser, EXAMPLES)
     sub = task("search", _search, "replay the strategies on recorded spaces, and score them against random search")
     sub.add_argument(
-        "--strategies", type=_words, default=(), metavar="S,S", help="by name, +model added or not (default: all)"
+        "--strategies",
+        type=_words,
+        default=(),
+        metavar="S,S",
+        help="by name, +model added or not; kt:NAME or kt:all are Kernel Tuner's own (default: all of ours)",
     )
-    sub.add_argument("--spaces", type=_words, default=(), metavar="S,S", help="recorded spaces (default: all)")
+    sub.add_argument(
+        "--spaces",
+        type=_words,
+        default=(),
+        metavar="S,S",
+        help="recorded spaces, or files: Kernel Tuner's caches, T4 results (default: all that are shipped)",
+    )
     sub.add_argument("--seeds", type=positive, default=20, metavar="N", help="runs of each, seeds 0..N-1 (default: 20)")
+    sub.add_argument(
+        "--slow-seeds",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="at most so many of optuna and kt:bayes_opt (default: 5)",
+    )
     sub.add_argument("--budget", type=positive, default=400, metavar="N", help="evaluations of a run (default: 400)")
     sub.add_argument("--batch", type=positive, default=1, metavar="N", help="points asked for at once (default: 1)")
+    _add_plot(sub, "best time so far against evaluations, a picture a space")
     sub = task("costmodel", _costmodel, "train on the stored rows and judge by problems held out; deploys nothing")
     sub.add_argument("--gpu", metavar="NAME", default="cpu", help="rows of this target (default: cpu)")
     add_home(sub)
@@ -42,6 +62,7 @@ def _search(args: Namespace, screen: Screen) -> int:
             args.strategies or tuple(STRATEGIES),
             args.spaces,
             seeds=args.seeds,
+            slow_seeds=args.slow_seeds,
             budget=args.budget,
             batch=args.batch,
             on_progress=lambda done, of: bar("replaying", done, of, f"{done} of {of} runs"),
@@ -49,12 +70,16 @@ def _search(args: Namespace, screen: Screen) -> int:
     screen.rows("space", map(_scores, rows))
     screen.show("")
     screen.rows("strategy", map(_scores, standings(rows)))
+    if args.plot:
+        from emmy.plots import best_so_far
+
+        _say_drawn(best_so_far(rows, args.plot), screen)
     screen.say("score: 0 = random search, 1 = the optimum at once; at N: the same after N evaluations")
     return 0
 
 
 def _scores(row: SearchScore | Standing) -> dict[str, object]:
-    return {k: v for k, v in record_of(row).items() if k != "at"} | {f"at_{n}": p for n, p in row.at}
+    return {k: v for k, v in record_of(row).items() if k not in ("at", "speed")} | {f"at_{n}": p for n, p in row.at}
 
 
 def _costmodel(args: Namespace, screen: Screen) -> int:
@@ -74,12 +99,22 @@ def _problem(p: ProblemScore) -> dict[str, object]:
     return {"problem": p.problem, "candidates": p.candidates, "best_us": p.best_us} | top10
 
 
+def _add_plot(sub: ArgumentParser, what: str) -> None:
+    sub.add_argument("--plot", type=Path, metavar="DIR", help=f"draw {what}, into this folder (needs matplotlib)")
+
+
+def _say_drawn(paths: Sequence[Path], screen: Screen) -> None:
+    for path in paths:
+        screen.say(f"drawn: {path}")
+        screen.record("plot", {"path": str(path)})
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(w for w in text.split(",") if w)
 
 
 EXAMPLES = {
-    "search": "eval search --spaces gemm.rtx3090 --strategies random,auto --seeds 5",
+    "search": "eval search --spaces gemm.rtx3090 --strategies auto,kt:genetic_algorithm --seeds 5 --plot curves/",
     "costmodel": "eval costmodel --gpu cpu",
 }
 
