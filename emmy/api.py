@@ -19,13 +19,15 @@ from emmy.collection import Collection, requests
 from emmy.collection import collect as collect_rows
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
+from emmy.costmodel.evaluate import ProblemScore
+from emmy.costmodel.exam import CurvePoint, Exam
 from emmy.costmodel.model import CostModel, ModelCard
 from emmy.costmodel.recording import recording
 from emmy.costmodel.registry import ModelStore, Version, model_roots
 from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.retrain import train_costmodel as retrain
-from emmy.costmodel.samples import prepare
-from emmy.costmodel.train import Progress, TrainedModel, train
+from emmy.costmodel.stored_exam import judge_across_gpus, judge_stored, stored_curve
+from emmy.costmodel.train import Progress
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
@@ -51,9 +53,10 @@ from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
-    "BenchResult", "VerifyReport", "as_op", "bench", "collect", "costmodel_versions", "diagnose_data",
-    "evaluate_costmodel", "expand", "explain", "load", "prediction", "rollback_costmodel", "roof_us", "serving", "show",
-    "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+    "BenchResult", "VerifyReport", "as_op", "bench", "collect", "costmodel_curve", "costmodel_versions",
+    "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "load", "prediction",
+    "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
+    "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -339,13 +342,36 @@ def rollback_costmodel(
 
 
 def evaluate_costmodel(
-    gpu: str, *, home: Path | None = None, on_progress: Progress = lambda what, done, of: None
-) -> TrainedModel:
-    """How well a model of the stored rows ranks problems it has not seen, beside rankings that need none. Deploys nothing."""
-    dataset = Dataset.of(home or config.home())
-    dataset.ingest()
-    rows = dataset.rows(target=gpu)
-    return train(prepare(rows, load_target(gpu)).samples, gpu, on_progress=on_progress)
+    gpu: str,
+    *,
+    folds: int | None = 5,
+    home: Path | None = None,
+    on_progress: Progress = lambda what, done, of: None,
+) -> Exam:
+    """How well a model of the stored rows ranks problems it has not seen, beside rankings that need none. Deploys nothing.
+
+    folds: so many groups of ops, each held out once; None = every op by itself, which trains a model an op
+    """
+    return judge_stored(home or config.home(), gpu, folds, on_progress)
+
+
+def evaluate_across_gpus(
+    *, home: Path | None = None, on_progress: Progress = lambda what, done, of: None
+) -> tuple[ProblemScore, ...]:
+    """How well a model of other cards' rows ranks a card's problems: of stored rows, and of the recorded spaces."""
+    return judge_across_gpus(home or config.home(), on_progress)
+
+
+def costmodel_curve(
+    gpu: str,
+    *,
+    donors: Sequence[str] = ("cpu", "recorded"),
+    folds: int = 5,
+    home: Path | None = None,
+    on_progress: Progress = lambda what, done, of: None,
+) -> tuple[CurvePoint, ...]:
+    """Regret on held-out problems with 0, 10, 25, 50 and 100 % of the card's other rows, alone and beside the donors' rows."""
+    return stored_curve(home or config.home(), gpu, donors, folds, on_progress)
 
 
 # ---------------------------------------------------------------- measure again
