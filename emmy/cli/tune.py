@@ -92,7 +92,10 @@ def run(args: Namespace, screen: Screen) -> int:
 
 def _collect(ops: Sequence[Op], args: Namespace, stop: Stop, screen: Screen) -> int:
     from emmy import api
+    from emmy.errors import UsageError
 
+    if args.strategy != "auto" or args.one_schedule:
+        raise UsageError("--collect deals its proposals by shares of its own: leave out --strategy and --one-schedule")
     with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
         done = api.collect(
             ops,

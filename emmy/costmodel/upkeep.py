@@ -124,8 +124,8 @@ class Upkeep:
         """What a training may take now."""
         return self.share * (self.clock() - self._began) - self.spent_s
 
-    def after(self, usable_rows: int) -> TrainReport | str:
-        """The training that was due after so many more rows; else why there was none."""
+    def after(self, usable_rows: int, is_stopped: Callable[[], bool] = lambda: False) -> TrainReport | str:
+        """The training that was due after so many more rows; else why there was none. `is_stopped`: cut it off at once."""
         self.new += usable_rows
         if self.new < enough(self._seen):
             return f"{self.new} new rows, {enough(self._seen)} are needed"
@@ -140,10 +140,12 @@ class Upkeep:
                 source_digest=self.source_digest,
                 models=self.models,
                 wait=False,
-                on_progress=_Limit(self.clock, began + allowed),
+                on_progress=_Limit(self.clock, began + allowed, is_stopped),
             )[0]
         except _Overspent:
             took = self.clock() - began
+            if is_stopped():
+                return "stopped"
             self._expected_s = max(2 * allowed, 2 * took)
             return f"a training was cut off after {took:.1f} s, {allowed:.1f} s were allowed"
         except EmmyError as e:  # the tune must not end for it
@@ -161,6 +163,7 @@ class _Limit:
 
     clock: Callable[[], float]
     until: float
+    is_stopped: Callable[[], bool]
     _folds_began: float = 0.0
 
     def __call__(self, what: str, done: int, of: int) -> None:
@@ -169,7 +172,7 @@ class _Limit:
             self._folds_began = now if done == 0 else self._folds_began
             each = (now - self._folds_began) / done if done else 0.0
             now += each * (of + 1 - done) if done < of else each  # the final fit is one more
-        if now > self.until:
+        if now > self.until or self.is_stopped():
             raise _Overspent
 
 

@@ -54,7 +54,7 @@ class Sitting:
 
     def _renew(self, upkeep: Upkeep, request: Request, result: TuneResult) -> None:
         """Trains the model anew when enough rows came and there is time for it; it leads from then on."""
-        report = upkeep.after(result.counts.get("ok", 0))
+        report = upkeep.after(result.counts.get("ok", 0), lambda: self.stop.asked)
         if isinstance(report, str):
             return
         deployed = "deployed" if report.verdict.deploy else "not deployed"

@@ -305,6 +305,7 @@ def test_a_tune_trains_between_ops_within_a_tenth_of_its_time(
     assert upkeep.spent_s < 0.1 * clock.now + 0.02
     assert "allowed now" in str(upkeep.after(0))
     clock.now += 1000.0
+    assert upkeep.after(0, lambda: True) == "stopped" and not ModelStore(tmp_path / "models").versions(TARGET)
     done = upkeep.after(0)
     assert isinstance(done, TrainReport) and done.verdict.deploy and upkeep.spent_s < 0.1 * clock.now
     assert "0 new rows" in str(upkeep.after(0))
