@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from emmy import config
+from emmy.costmodel.evaluate import unfit
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.model import CostModel, ModelCard, read_card
 from emmy.costmodel.shards import check_target
@@ -86,7 +87,7 @@ class ModelStore:
     def rollback(self, target: str, version: str = "", *, force: bool = False) -> ModelCard:
         """The card of the version that is in use again: the one before the deployed, or the one whose digest begins so.
 
-        force: deploy it although it is uncalibrated, or of another feature set (Emmy itself may be rolled back next)
+        force: deploy it although held-out problems did not speak for it, or it is of another feature set
         Raises UsageError when there is no such version or it may not be deployed, DataError when it is damaged or not of
         the target, StaleModel when this Emmy could not use it.
         """
@@ -99,10 +100,11 @@ class ModelStore:
                 f"`emmy train-costmodel --gpu {target} --list` names those there are"
             )
         model = CostModel.load(text, FeatureSet(card.feature_names, card.feature_digest) if force else feature_set())
-        if not model.is_calibrated and not force:
+        why = unfit(card.scores) or ("" if model.is_calibrated else "uncalibrated: its error was never measured")
+        if why and not force:
             raise UsageError(
-                f"version {card.digest} of {target} is uncalibrated: no problem held out has judged it. Measure more ops "
-                "and train anew, or deploy it all the same with --force"
+                f"version {card.digest} of {target} may not be deployed: {why}. Measure more ops and train anew, "
+                "or deploy it all the same with --force"
             )
         self._keep_deployed(target)
         if now and version and now.digest != card.digest and not card.replaces:

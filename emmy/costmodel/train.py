@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emmy import __version__
 from emmy.costmodel.donors import DonorSamples, with_donors
-from emmy.costmodel.evaluate import MIN_CANDIDATES, TOLERANCE, ProblemScore, RankerScore, score, summary
+from emmy.costmodel.evaluate import TOLERANCE, ProblemScore, RankerScore, score, summary, unfit
 from emmy.costmodel.fit import SEEDS, Samples, ensemble, fit
 from emmy.costmodel.heldout import folds, problems_of, scores_of
 from emmy.costmodel.model import CostModel, Donor, Ensemble, ModelCard, member_of
@@ -110,14 +110,10 @@ def train(
 
 def judge(new: TrainedModel, samples: Samples, old: CostModel | None) -> Verdict:
     """Whether `new` may replace `old`: it must beat picking at random, and not be worse on problems neither has seen."""
+    if why := unfit(new.scores):
+        return Verdict(False, why)
     found = {s.ranker: s for s in new.scores}
-    if "model" not in found:
-        return Verdict(False, f"uncalibrated: no fold had a held-out problem of {MIN_CANDIDATES} candidates or more")
     model, random = found["model"], found["random"]
-    if model.top10 >= random.top10:
-        return Verdict(
-            False, f"top-10 regret {model.top10:.1%} on held-out problems, picking at random has {random.top10:.1%}"
-        )
     beats = f"top-10 regret {model.top10:.1%} on held-out problems against {random.top10:.1%} at random"
     if old is None:
         return Verdict(True, f"{beats}; no model was deployed")

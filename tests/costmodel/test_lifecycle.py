@@ -115,6 +115,10 @@ def test_damaged_foreign_stale_and_uncalibrated_versions_are_named_and_refused(
         store.rollback(TARGET, "ffff")
     with pytest.raises(UsageError, match="uncalibrated"):
         store.rollback(TARGET, last.digest)
+    scores = tuple(replace(s, top10=9.0) if s.ranker == "model" else s for s in last.card.scores)
+    store.keep(CostModel(replace(last.card, scores=scores), last.text, "m"))
+    with pytest.raises(UsageError, match=r"may not be deployed: top-10 regret 900.0%.*--force"):
+        store.rollback(TARGET, last.digest)
     assert (now := store.deployed(TARGET)) is not None and now.digest == good.digest
     assert store.rollback(TARGET, last.digest, force=True).digest == last.digest
 
