@@ -15,14 +15,21 @@ from typing import overload
 
 from emmy import __version__, config
 from emmy.codegen.nvrtc import nvrtc_version
+from emmy.collection import Collection, requests
+from emmy.collection import collect as collect_rows
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
 from emmy.costmodel.model import CostModel
-from emmy.costmodel.recording import recording, try_ingest
-from emmy.costmodel.retrain import TrainReport
-from emmy.costmodel.retrain import train_costmodel as retrain
-from emmy.costmodel.samples import prepare
-from emmy.costmodel.train import Progress, TrainedModel, train
+from emmy.costmodel.recording import recording
+from emmy.costmodel.train import Progress
+from emmy.costmodels import (
+    costmodel_curve,
+    costmodel_versions,
+    evaluate_across_gpus,
+    evaluate_costmodel,
+    rollback_costmodel,
+    train_costmodel,
+)
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
@@ -41,14 +48,17 @@ from emmy.search.predict import Predicting, prior_model
 from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.ranges import RangeWinner
 from emmy.search.registry import check_strategy
-from emmy.search.session import Request, finished_before, load_model, open_run
+from emmy.search.session import Request, load_model
+from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
-    "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
-    "prediction", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
+    "BenchResult", "VerifyReport", "as_op", "bench", "collect", "costmodel_curve", "costmodel_versions",
+    "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "load", "prediction",
+    "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
+    "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -135,25 +145,53 @@ def tune(
             on_event(Note(f"{absent} What follows is predicted, not measured."))
             predicted = _predicted(groups, leader, model, home, on_event, stop)
             return predicted[0] if alone else predicted
-        requests = [r for g in groups for r in g.requests]
-        done = finished_before(requests, here, home, __version__, leader)
+        all_requests = [r for g in groups for r in g.requests]
+        sitting = Sitting(all_requests, here, home, __version__, leader, model is None, on_event, stop)
         for group in groups:
             found: list[TuneResult] = []
             for request in group.requests:
-                if request.op.key in done:
-                    on_event(Note(f"{request.op}: finished before the interruption, and left out now"))
+                if (result := sitting.run(request)) is None:
                     continue
-                found.append(open_run(request, here, home, __version__, leader, on_event, stop, done).go())
-                _ingest(home, on_event)
-                if found[-1].why == INTERRUPTED:  # where the same command goes on
+                found.append(result)
+                if result.why == INTERRUPTED:  # where the same command goes on
                     break
-                done = (*done, request.op.key)
             results += [
                 r for r in group.result(found, partial(_settled, here, home, on_event, stop)) if r.trials or alone
             ]
             if found and found[-1].why == INTERRUPTED:
                 break
     return results[0] if alone else tuple(results)
+
+
+def collect(
+    op: Op | str | Sequence[Op | str],
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    budget: Budget | str = "10m",
+    model: str | None = None,
+    seed: int = 0,
+    on_event: Listener = ignore,
+    fresh: bool = False,
+    wait: bool = False,
+    home: Path | None = None,
+    measurer: Measurer | None = None,
+    stop: Stop | None = None,
+) -> Collection:
+    """Rows that teach a cost model, measured of some ops (`emmy.search.collect` says which); no winner is looked for.
+
+    budget: of all ops together, dealt equally to their kinds; the other arguments are those of `tune`
+
+    Raises UsageError, DeviceBusy or StaleModel; NoSuchDevice where the target cannot be measured.
+    """
+    ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
+    limits = budget if isinstance(budget, Budget) else parse_budget(budget)
+    target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
+    asked = requests(ops, limits, target, seed, threads, fresh)
+    leader = load_model(model, target, home, on_event)
+    with device(target, threads, wait=wait, measurer=measurer) as here:
+        sitting = Sitting(asked, here, home, __version__, leader, model is None, on_event, stop)
+        return collect_rows(asked, sitting.run)
 
 
 def _settled(here: Measurer, home: Path, on_event: Listener, stop: Stop, group: Group) -> tuple[RangeWinner, ...]:
@@ -210,11 +248,6 @@ def _predicted(
     return tuple(results)
 
 
-def _ingest(home: Path, on_event: Listener) -> None:
-    if why := try_ingest(home):
-        on_event(Note(why))
-
-
 @contextmanager
 def device(target: Target, threads: int, *, wait: bool = False, measurer: Measurer | None = None) -> Iterator[Measurer]:
     """Who measures on the target: `measurer`, or this machine's device, held until the end of the block.
@@ -266,28 +299,6 @@ def diagnose_data(dataset: Dataset, gpu: str | None = None) -> Diagnosis:
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         return diagnose(snapshot, stale=why_stale, target=gpu)
-
-
-def train_costmodel(
-    gpu: str | None = None,
-    *,
-    models: Path | None = None,
-    force: bool = False,
-    home: Path | None = None,
-    on_progress: Progress = lambda what, done, of: None,
-) -> tuple[TrainReport, ...]:
-    """A cost model of the target, or of every target with rows: trained, judged, and deployed when it is better."""
-    return retrain(home or config.home(), gpu, models=models, force=force, on_progress=on_progress)
-
-
-def evaluate_costmodel(
-    gpu: str, *, home: Path | None = None, on_progress: Progress = lambda what, done, of: None
-) -> TrainedModel:
-    """How well a model of the stored rows ranks problems it has not seen, beside rankings that need none. Deploys nothing."""
-    dataset = Dataset.of(home or config.home())
-    dataset.ingest()
-    rows = dataset.rows(target=gpu)
-    return train(prepare(rows, load_target(gpu)).samples, gpu, on_progress=on_progress)
 
 
 # ---------------------------------------------------------------- measure again

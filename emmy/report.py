@@ -183,6 +183,15 @@ RANKING_COLUMNS = {
 }  # fmt: skip
 
 
+COVERAGE_COLUMNS = {
+    "level": "interval of", "time": "holds times", "ratio": "holds ratios within a problem", "samples": "samples",
+}  # fmt: skip
+CURVE_COLUMNS = {
+    "share": "share of rows", "rows": "own rows", "donors": "donors' rows", "ranker": "ranking by", "top1": "top-1 regret",
+    "top10": "top-10 regret", "spearman": "Spearman", "problems": "problems",
+}  # fmt: skip
+
+
 # ---------------------------------------------------------------- races
 RACE_COLUMNS = {
     "op": "op", "threads": "threads", "time_us": "us", "stock": "stock", "stock_us": "stock us", "ratio": "ratio",

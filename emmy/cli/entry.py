@@ -31,7 +31,8 @@ INTERRUPTED = 130
 EXIT_CODES = "exit codes: 0 ok, 1 failed, 2 usage, 3 no such device, 4 wrong answer found, 130 interrupted"
 # Packages of the extras, by the name they are imported under.
 EXTRAS = {
-    "duckdb": "tune", "lightgbm": "tune", "optuna": "tune", "rich": "tune", "sklearn": "tune", "torch": "torch",
+    "duckdb": "tune", "kernel_tuner": "eval", "lightgbm": "tune", "matplotlib": "eval", "optuna": "tune", "rich": "tune",
+    "sklearn": "tune", "torch": "torch",
 }  # fmt: skip
 
 

@@ -1,12 +1,21 @@
-"""`emmy train-costmodel`: a LightGBM model from the stored rows, judged on problems it has not seen."""
+"""`emmy train-costmodel`: a LightGBM model from the stored rows, judged on problems it has not seen; its versions."""
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_home
+from emmy.cli.verb import Verb, add_home, positive
 from emmy.report import RANKING_COLUMNS, Bar, Screen, record_of
+
+if TYPE_CHECKING:
+    from emmy.costmodel.registry import Version
+    from emmy.costmodel.retrain import TrainReport
+
+INTERRUPTED = 130
+POLL_S = 10
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -14,30 +23,132 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="where models are kept and deployed (default: with the home)"
     )
-    parser.add_argument("--force", action="store_true", help="deploy the model whatever its verdict")
+    parser.add_argument(
+        "--force", action="store_true", help="deploy the model whatever its verdict; roll back to whatever version"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--watch",
+        action="store_true",
+        help="stay, and train again whenever enough new rows have arrived; Ctrl-C ends it",
+    )
+    what.add_argument("--list", action="store_true", help="list the versions that are kept; trains nothing")
+    what.add_argument(
+        "--rollback",
+        nargs="?",
+        const="",
+        metavar="VERSION",
+        help="deploy the version before the deployed one, or the one that begins so; trains nothing",
+    )
+    parser.add_argument(
+        "--every", type=positive, metavar="N", help="with --watch: train after N new rows (default: 5 %%, 50 at least)"
+    )
+    parser.add_argument(
+        "--poll",
+        type=positive,
+        default=POLL_S,
+        metavar="S",
+        help=f"with --watch: look every S seconds (default: {POLL_S})",
+    )
     add_home(parser)
 
 
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
+    if args.list:
+        return _list(args, screen)
+    if args.rollback is not None:
+        card = api.rollback_costmodel(args.gpu, args.rollback, models=args.models, home=args.home, force=args.force)
+        screen.show(f"deployed: version {card.digest} of {card.target}, trained {card.time_utc} on {card.rows} samples")
+        screen.record("rollback", {"target": card.target, "version": card.digest, "time_utc": card.time_utc})
+        return 0
+    if args.watch:
+        return _watch(args, screen)
     with Bar(screen) as bar:
         reports = api.train_costmodel(args.gpu, models=args.models, force=args.force, home=args.home, on_progress=bar)
     for r in reports:
-        dropped = "".join(f"; {n} rows left out: {why}" for why, n in r.dropped.items())
-        screen.show(f"{r.target}: {r.samples} samples of {r.rows} rows in {r.seconds:.1f} s{dropped}")
-        screen.rows("ranking", map(record_of, r.trained.scores if r.trained else ()), RANKING_COLUMNS)
-        screen.show(f"{'deployed' if r.verdict.deploy or args.force else 'not deployed'}: {r.verdict.why}")
-        if r.path:
-            screen.show(str(r.path))
-        screen.record("train", {k: v for k, v in record_of(r).items() if k != "trained"})
+        _show(r, args.force, screen)
     return int(all(r.trained is None for r in reports))
+
+
+def _show(r: TrainReport, force: bool, screen: Screen) -> None:
+    dropped = "".join(f"; {n} rows left out: {why}" for why, n in r.dropped.items())
+    screen.show(f"{r.target}: {r.samples} samples of {r.rows} rows in {r.seconds:.1f} s{dropped}")
+    for d in r.trained.model.card.donors if r.trained else ():
+        screen.show(f"  and {d.samples} samples of {d.target}, which count {d.weight:.3g} each")
+    screen.rows("ranking", map(record_of, r.trained.scores if r.trained else ()), RANKING_COLUMNS)
+    screen.show(f"{'deployed' if r.verdict.deploy or force else 'not deployed'}: {r.verdict.why}")
+    if r.path:
+        screen.show(str(r.path))
+    screen.record("train", {k: v for k, v in record_of(r).items() if k != "trained"})
+
+
+def _watch(args: Namespace, screen: Screen) -> int:
+    from emmy import config
+    from emmy.costmodel.upkeep import Watch
+
+    home = args.home or config.home()
+    trained = 0
+
+    def rest() -> bool:
+        time.sleep(args.poll)
+        return True
+
+    screen.say(f"watching {home} for new rows; Ctrl-C ends it")
+    try:
+        with Bar(screen) as bar:
+            for report in Watch(home, args.gpu, args.every, args.models, on_progress=bar).reports(rest):
+                _show(report, False, screen)
+                trained += report.trained is not None
+    except KeyboardInterrupt:
+        screen.say(
+            f"stopped watching; models trained: {trained}. A training that was under way left everything as it was"
+        )
+        return INTERRUPTED
+    return 0
+
+
+def _list(args: Namespace, screen: Screen) -> int:
+    from emmy import api
+
+    versions = api.costmodel_versions(args.gpu, models=args.models, home=args.home)
+    screen.rows("version", map(_version, versions))
+    for v in versions:
+        if v.fault:
+            screen.say(f"{v.standing}: {v.fault}")
+    if not versions:
+        screen.say("no version is kept; `emmy train-costmodel` makes the first")
+    return 0
+
+
+def _version(v: Version) -> dict[str, object]:
+    model = next((s for s in v.card.scores if s.ranker == "model"), None) if v.card else None
+    return {
+        "target": v.target,
+        "version": v.digest,
+        "standing": v.standing,
+        "trained": v.card.time_utc if v.card else None,
+        "samples": v.card.rows if v.card else None,
+        "donors": sum(d.samples for d in v.card.donors) if v.card else None,
+        "top1_share": model.top1 if model else None,
+        "top10_share": model.top10 if model else None,
+        "spearman": model.spearman if model else None,
+        "replaces": v.card.replaces or None if v.card else None,
+    }
 
 
 VERB = Verb(
     "train-costmodel",
-    "train the cost model from the stored rows, and judge it",
-    ("train-costmodel", "train-costmodel --gpu cpu --json"),
+    "train the cost model from the stored rows, judge it, keep versions",
+    (
+        "train-costmodel",
+        "train-costmodel --gpu cpu --json",
+        "train-costmodel --gpu h200 --watch --every 500",
+        "train-costmodel --gpu h200 --list",
+        "train-costmodel --gpu h200 --rollback",
+        "train-costmodel --gpu h200 --rollback 3f2a81c0",
+    ),
     configure,
     run,
 )

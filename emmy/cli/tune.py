@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 from types import FrameType
@@ -15,6 +15,7 @@ from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads, measur
 from emmy.report import Screen, TuneProgress, counted, number, percent, race_record, record_of, show_races, show_ranges
 
 if TYPE_CHECKING:
+    from emmy.ir.ops import Op
     from emmy.search.predictions import Prediction
     from emmy.search.tuner import Stop, TuneResult
 
@@ -47,6 +48,11 @@ def configure(parser: ArgumentParser) -> None:
         action="store_true",
         help="of an op such as matmul:m(1..4096)x4096x3840:f16: one schedule for all sizes, instead of a table by ranges",
     )
+    parser.add_argument(
+        "--collect",
+        action="store_true",
+        help="look for no winner: spend the budget, of all ops together, on rows that teach the cost model",
+    )
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_seed(parser)
     add_home(parser)
@@ -57,6 +63,8 @@ def run(args: Namespace, screen: Screen) -> int:
     from emmy.search.tuner import Stop
 
     ops, stop = api.expand(args.op), Stop()
+    if args.collect:
+        return _collect(ops, args, stop, screen)
     with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
         results = api.tune(
             ops,
@@ -80,6 +88,50 @@ def run(args: Namespace, screen: Screen) -> int:
         screen.say(f"interrupted: {'the best prediction so far is kept' if predicted else kept}")
         return INTERRUPTED
     return int(any(r.best is None and r.predicted is None for r in results))
+
+
+def _collect(ops: Sequence[Op], args: Namespace, stop: Stop, screen: Screen) -> int:
+    from emmy import api
+    from emmy.errors import UsageError
+
+    if args.strategy != "auto" or args.one_schedule:
+        raise UsageError("--collect deals its proposals by shares of its own: leave out --strategy and --one-schedule")
+    with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
+        done = api.collect(
+            ops,
+            gpu=args.gpu,
+            threads=args.threads,
+            budget=args.budget,
+            model=args.model,
+            seed=args.seed,
+            on_event=progress,
+            fresh=args.fresh,
+            wait=args.wait,
+            home=args.home,
+            stop=stop,
+        )
+    total = sum(c.rows for c in done.ops)
+    reasons = tuple(done.dealt)
+    screen.rows(
+        "collected",
+        (
+            {"op": c.op, "kind": c.kind, "rows": c.rows, "ok": c.counts.get("ok", 0)}
+            | {reason: c.reasons.get(reason, 0) for reason in reasons}
+            | {"seconds": c.elapsed_s, "resumed": c.resumed, "why": c.why, "run_id": c.run_id}
+            for c in done.ops
+        ),
+    )
+    got = ", ".join(
+        f"{reason} {percent(n / total)}" + (f" (of {percent(done.planned[reason])})" if reason in done.planned else "")
+        for reason, n in done.dealt.items()
+    )
+    kinds = ", ".join(f"{n} of {kind}" for kind, n in done.kinds.items())
+    screen.show(f"\n{counted(total, 'row')}: {kinds}; dealt: {got or 'none'}")
+    screen.record("collection", {k: v for k, v in record_of(done).items() if k != "ops"} | {"rows": total})
+    if done.interrupted:
+        screen.say("interrupted: everything that was measured is kept; the same command goes on")
+        return INTERRUPTED
+    return int(total == 0)
 
 
 @contextmanager
@@ -235,6 +287,7 @@ VERB = Verb(
         "tune matmul:512x1024x3840:f32 --budget 300,patience=80 --json",
         "tune @projections --budget 2m",
         "tune matmul:512x4096x3840:f16 --gpu rtx4090",
+        "tune @projections --collect --budget 30m",
         "tune 'matmul:m(1..4096)x4096x3840:f16:nk' --gpu h200 --budget 5m",
     ),
     configure,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from emmy.costmodel.samples import SourceDigest, generated_digest
+from emmy.costmodel.replayed import SourceDigest
+from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import EmmyError
 from emmy.ir.ops.op import parse_op

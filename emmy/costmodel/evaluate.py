@@ -50,6 +50,17 @@ class RankerScore:
     problems: int
 
 
+def unfit(scores: Sequence[RankerScore]) -> str:
+    """Why a model with these scores on held-out problems may not be deployed; "" when it may."""
+    found = {s.ranker: s for s in scores}
+    if "model" not in found:
+        return f"uncalibrated: no fold had a held-out problem of {MIN_CANDIDATES} candidates or more"
+    ours, random = found["model"].top10, found["random"].top10
+    if ours >= random:
+        return f"top-10 regret {ours:.1%} on held-out problems, picking at random has {random:.1%}"
+    return ""
+
+
 def score(time_us: Floats, ranking: Floats, seed: int = 0) -> Score:
     """The score of a ranking (lower = better) of candidates whose times are known; ties are broken at random."""
     order = np.lexsort((np.random.default_rng(seed).random(len(ranking)), ranking))

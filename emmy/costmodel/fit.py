@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from emmy.costmodel.features import FeatureSet
 from emmy.costmodel.model import Ensemble, Role
+from emmy.errors import UsageError
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +41,7 @@ class Samples:
     ids: tuple[str, ...]
     features: FeatureSet
     offset: str = ""  # name of the feature that predicts log2(time) up to a factor
+    weight: Floats | None = None  # [n], of each in a fit; None = all alike
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -57,6 +59,28 @@ class Samples:
             tuple(self.ids[i] for i in which),
             self.features,
             self.offset,
+            None if self.weight is None else self.weight[which],
+        )
+
+    def join(self, other: Samples, weight: float) -> Samples:
+        """These, and those of another device, which count `weight` each beside ours. Raises UsageError for other features."""
+        if (other.features, other.offset) != (self.features, self.offset):
+            raise UsageError("samples of two feature sets cannot train one model")
+        if not len(other):
+            return self
+        own = np.ones(len(self)) if self.weight is None else self.weight
+        return Samples(
+            np.concatenate([self.x, other.x]),
+            np.concatenate([self.time_us, other.time_us]),
+            np.concatenate([self.problem, other.problem + len(self.problems)]),
+            (*self.problems, *other.problems),
+            np.concatenate([self.workload, other.workload + len(self.workloads)]),
+            (*self.workloads, *other.workloads),
+            (*self.schedules, *other.schedules),
+            (*self.ids, *other.ids),
+            self.features,
+            self.offset,
+            np.concatenate([own, np.full(len(other), weight)]),
         )
 
     @property
@@ -133,6 +157,7 @@ def _train(
         **settings,
     }
     names = list(samples.features.names)
-    data = lightgbm.Dataset(samples.x[order], label[order], group=group, feature_name=names)
+    weight = None if samples.weight is None else samples.weight[order]
+    data = lightgbm.Dataset(samples.x[order], label[order], weight=weight, group=group, feature_name=names)
     text = lightgbm.train(parameters, data, num_boost_round=150).model_to_string()
     return str(text[: text.index(_END) + len(_END)])  # what follows is never used

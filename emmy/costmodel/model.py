@@ -47,6 +47,15 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Donor:
+    """Samples of another card in a model's fit: how many, and what each counts beside the card's own, which count 1."""
+
+    target: str
+    samples: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """What a model was trained on and how good it was on problems it had not seen."""
 
@@ -66,6 +75,11 @@ class ModelCard:
     # log2(time / predicted) of the ten best predicted on each held-out problem: 10 %, 50 % and 90 % of them lie below.
     # Picks are flattered, being chosen for a low prediction; so are these. None = never taken.
     pick_error_log2: tuple[float, float, float] | None = None
+    donors: tuple[Donor, ...] = ()  # other cards' samples in the fit
+    rows_stored: int = (
+        0  # usable rows that the dataset held of the target: more of them make the model old. 0 = not known
+    )
+    train_s: float = 0.0  # what the training took; 0 = not known
 
     @property
     def digest(self) -> str:
@@ -170,8 +184,9 @@ def read_card(path: Path) -> ModelCard:
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path}: not a model card: {e}") from None
     names = {f.name for f in fields(ModelCard)}
-    if isinstance(raw, dict):
-        raw.setdefault("pick_error_log2", None)  # cards without it are as good
+    if isinstance(raw, dict):  # cards without these are as good
+        for name, otherwise in (("pick_error_log2", None), ("donors", []), ("rows_stored", 0), ("train_s", 0.0)):
+            raw.setdefault(name, otherwise)
     if not isinstance(raw, dict) or raw.get("v") != CARD_VERSION or raw.keys() != names | {"v"}:
         raise DataError(f"{path}: not a model card of version {CARD_VERSION}: keys {sorted(raw)}")
     texts = ("target", "feature_digest", "offset", "rows_digest", "emmy_version", "time_utc", "replaces")
@@ -185,6 +200,9 @@ def read_card(path: Path) -> ModelCard:
             residual_log2=None if residual is None else float(residual),
             scores=tuple(RankerScore(**x) for x in raw["scores"]),
             pick_error_log2=_quantiles(raw["pick_error_log2"]),
+            donors=tuple(Donor(_text(d["target"]), int(d["samples"]), float(d["weight"])) for d in raw["donors"]),
+            rows_stored=int(raw["rows_stored"]),
+            train_s=float(raw["train_s"]),
             **{key: _text(raw[key]) for key in texts},
         )
     except (KeyError, TypeError, ValueError) as e:

@@ -2,22 +2,46 @@
 
     <root>/<target>.txt, .json                        the deployed model and its card
     <root>/versions/<target>-<digest>.txt, .json      every model that was trained, by its digest
+    <root>/versions/<target>.lock                     held while a model of the target is trained or deployed
 
-The card is written last and names its texts by digest: when a deployment is killed between text and card, the old card
-still finds its text among the versions.
+A deployment is atomic: the card, written last and in one step, names its texts by digest. When a deployment is killed between
+text and card, the old card still finds its text among the versions, where it is kept before anything else is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from emmy import config
-from emmy.costmodel.features import FeatureSet
+from emmy.costmodel.evaluate import unfit
+from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.model import CostModel, ModelCard, read_card
 from emmy.costmodel.shards import check_target
-from emmy.errors import DataError, UsageError
+from emmy.errors import DataError, EmmyError, StaleModel, UsageError
+
+Standing = Literal["deployed", "superseded", "not deployed", "stale", "damaged"]
+_DIGEST = "[0-9a-f]" * 16  # as a pattern of file names
+
+
+class TrainingBusy(EmmyError):
+    """Another process trains or deploys a model of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A model that was kept. `standing`: in use; in use before; never in use; of features that this Emmy does not compute;
+    not what its card says (`fault` has the reason, and there may be no card)."""
+
+    target: str
+    digest: str
+    standing: Standing
+    card: ModelCard | None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +77,115 @@ class ModelStore:
     def deploy(self, model: CostModel) -> Path:
         """The text file of the model, in use from now on. It is kept among the versions, with the one it replaces."""
         target = model.card.target
-        before = self.card(target)
+        before = self._keep_deployed(target)
         replaces = before.replaces if before and before.digest == model.digest else before.digest if before else ""
         named = CostModel(replace(model.card, replaces=replaces), model.text, f"the new model of {target}")
         self.keep(named)
         named.save(self._text(target))
         return self._text(target)
 
-    def rollback(self, target: str) -> ModelCard:
-        """The card of the model that was deployed before, which is in use again. Raises UsageError without one."""
+    def rollback(self, target: str, version: str = "", *, force: bool = False) -> ModelCard:
+        """The card of the version that is in use again: the one before the deployed, or the one whose digest begins so.
+
+        force: deploy it although held-out problems did not speak for it, or it is of another feature set
+        Raises UsageError when there is no such version or it may not be deployed, DataError when it is damaged or not of
+        the target, StaleModel when this Emmy could not use it.
+        """
         now = self.card(target)
-        version = self._version(target, now.replaces if now else "")
-        if not version.exists():
-            raise UsageError(
-                f"{self.root} has no model of {target} from before the deployed one. Train one: `emmy train-costmodel`"
+        text = self._chosen(target, version, now.replaces if now else "")
+        card = read_card(text.with_suffix(".json"))
+        if card.target != target or text != self._version(target, card.digest):
+            raise DataError(
+                f"{text}: its card is of {card.target}, version {card.digest}: a foreign model. "
+                f"`emmy train-costmodel --gpu {target} --list` names those there are"
             )
-        # Whatever its feature set: Emmy itself may be rolled back next.
-        card = read_card(version.with_suffix(".json"))
-        CostModel.load(version, FeatureSet(card.feature_names, card.feature_digest)).save(self._text(target))
-        return card
+        model = CostModel.load(text, FeatureSet(card.feature_names, card.feature_digest) if force else feature_set())
+        why = unfit(card.scores) or ("" if model.is_calibrated else "uncalibrated: its error was never measured")
+        if why and not force:
+            raise UsageError(
+                f"version {card.digest} of {target} may not be deployed: {why}. Measure more ops and train anew, "
+                "or deploy it all the same with --force"
+            )
+        self._keep_deployed(target)
+        if now and version and now.digest != card.digest and not card.replaces:
+            model = CostModel(replace(card, replaces=now.digest), model.text, str(text))
+        model.save(self._text(target))
+        return model.card
 
     def versions(self, target: str) -> tuple[ModelCard, ...]:
-        """Cards of every model of `target` that was kept, oldest first."""
-        cards = (self.root / "versions").glob(f"{check_target(target)}-{'[0-9a-f]' * 16}.json")
-        return tuple(sorted(map(read_card, cards), key=lambda card: card.time_utc))
+        """Cards of every model of `target` that was kept, oldest first. Raises DataError when one cannot be read."""
+        return tuple(sorted(map(read_card, self._cards(target)), key=lambda card: card.time_utc))
+
+    def newest(self, target: str) -> ModelCard | None:
+        """The card of the model of `target` that was trained last, deployed or not; damaged ones are left out."""
+        deployed = (self._text(target).with_suffix(".json"),)
+        cards = [c for p in (*self._cards(target), *deployed) if p.exists() and isinstance(c := _card(p), ModelCard)]
+        return max(cards, key=lambda card: card.time_utc, default=None)
+
+    def history(self, target: str) -> tuple[Version, ...]:
+        """Every version of `target`, oldest first, damaged ones at the end; one that was deployed from elsewhere included."""
+        deployed = self._text(target).with_suffix(".json")
+        now = _card(deployed) if deployed.exists() else None
+        found = {p.stem.rpartition("-")[2]: (_card(p), p.with_suffix(".txt")) for p in self._cards(target)}
+        if isinstance(now, ModelCard) and now.digest not in found:
+            found[now.digest] = (now, self._text(target))
+        cards = [c for c, _ in found.values() if isinstance(c, ModelCard)]
+        in_use = now.digest if isinstance(now, ModelCard) else ""
+        before = {c.replaces for c in (*cards, *([now] if isinstance(now, ModelCard) else []))}
+        out = [_version_of(target, digest, c, text, in_use, before) for digest, (c, text) in found.items()]
+        return tuple(sorted(out, key=lambda v: (v.card is None, v.card.time_utc if v.card else v.digest)))
+
+    def targets(self) -> tuple[str, ...]:
+        """Targets that have a model here, deployed or kept."""
+        kept = {p.stem.rpartition("-")[0] for p in (self.root / "versions").glob(f"*-{_DIGEST}.json")}
+        return tuple(sorted(kept | {p.stem for p in self.root.glob("*.json") if p.with_suffix(".txt").exists()}))
+
+    @contextmanager
+    def training(self, target: str, *, wait: bool = True) -> Iterator[None]:
+        """Within, no other process trains or deploys a model of `target` here. Raises TrainingBusy when one does, unless
+        `wait`. The lock dies with its holder."""
+        path = self.root / "versions" / f"{check_target(target)}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise TrainingBusy(f"{path}: another process trains a model of {target}. Let it end.") from None
+            yield
+
+    def _keep_deployed(self, target: str) -> ModelCard | None:
+        """The card in use, its model being among the versions from now on; None when there is none that is whole."""
+        try:
+            card = self.card(target)
+            if card is None:
+                return None
+            text = self._text(target)
+            if not self._version(target, card.digest).exists():  # it came with Emmy, or was copied here
+                CostModel.load(text, FeatureSet(card.feature_names, card.feature_digest)).save(
+                    self._version(target, card.digest)
+                )
+        except DataError:  # a damaged one is no reason not to deploy a sound one
+            return None
+        return card
+
+    def _chosen(self, target: str, version: str, before: str) -> Path:
+        """The text file of a version by the beginning of its digest, or of the one before."""
+        listed = f"`emmy train-costmodel --gpu {target} --list` names those there are"
+        if not version:
+            text = self._version(target, before)
+            if not before or not text.exists():
+                raise UsageError(
+                    f"{self.root} has no model of {target} from before the deployed one. Train one: `emmy train-costmodel`"
+                )
+            return text
+        found = [p for p in self._cards(target) if p.stem.rpartition("-")[2].startswith(version)]
+        if len(found) != 1:
+            what = "no version" if not found else f"{len(found)} versions"
+            raise UsageError(f"{self.root} has {what} of {target} that begins with {version!r}; {listed}")
+        return found[0].with_suffix(".txt")
+
+    def _cards(self, target: str) -> tuple[Path, ...]:
+        return tuple(sorted((self.root / "versions").glob(f"{check_target(target)}-{_DIGEST}.json")))
 
     def _text(self, target: str) -> Path:
         return self.root / f"{check_target(target)}.txt"
@@ -99,3 +208,26 @@ def find(target: str, roots: Sequence[Path]) -> CostModel | None:
         if (model := ModelStore(root).deployed(target)) is not None:
             return model
     return None
+
+
+def _card(path: Path) -> ModelCard | str:
+    """The card, or what is wrong with it."""
+    try:
+        return read_card(path)
+    except DataError as e:
+        return str(e)
+
+
+def _version_of(target: str, digest: str, card: ModelCard | str, text: Path, in_use: str, before: set[str]) -> Version:
+    if isinstance(card, str):
+        return Version(target, digest, "damaged", None, card)
+    try:
+        if (card.target, card.digest) != (target, digest):
+            raise DataError(f"{text}: its card is of {card.target}, version {card.digest}: a foreign model")
+        CostModel.load(text, card_path=text.with_suffix(".json"))
+    except StaleModel as e:
+        return Version(target, digest, "stale", card, str(e))
+    except DataError as e:
+        return Version(target, digest, "damaged", card, str(e))
+    standing: Standing = "deployed" if digest == in_use else "superseded" if digest in before else "not deployed"
+    return Version(target, digest, standing, card)

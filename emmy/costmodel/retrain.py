@@ -1,4 +1,9 @@
-"""What `emmy train-costmodel` does: bring in new rows, train a model a target, judge it, deploy it if it may be."""
+"""What `emmy train-costmodel` does: bring in new rows, train a model a target, judge it, deploy it if it may be.
+
+A training is incremental: what rows replay to is remembered (`replayed.py`), so that it costs the new rows' replays and a
+fit, and other cards' rows carry less weight as the card's own arrive (`donors.py`). The fit itself begins anew, so that the
+same rows give the same model, whatever trainings were between.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.donors import DonorSamples, worth
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.registry import ModelStore, model_roots
-from emmy.costmodel.samples import SourceDigest, generated_digest, prepare
+from emmy.costmodel.replayed import Replays, SourceDigest
+from emmy.costmodel.samples import Prepared, generated_digest, prepare
 from emmy.costmodel.train import MIN_SAMPLES, Progress, TrainedModel, Verdict, judge, train
 from emmy.errors import DataError, NoSuchDevice, StaleModel, UsageError
-from emmy.ir.target import load_target
+from emmy.ir.target import Target, load_target
 from emmy.records import Measurement
 
 
@@ -39,19 +46,18 @@ def train_costmodel(
     source_digest: SourceDigest = generated_digest,
     models: Path | None = None,
     force: bool = False,
+    wait: bool = True,
     on_progress: Progress = lambda what, done, of: None,
 ) -> tuple[TrainReport, ...]:
     """A report a target: of `gpu`, or of every target with rows. Raises UsageError when no target has any.
 
     models: where to keep and deploy them; default: the home's folder of models
     force:  deploy whatever the verdict
+    wait:   for another process that trains a model of the target; otherwise raises TrainingBusy
     """
     dataset = Dataset.of(home)
     dataset.ingest()
-    with dataset.snapshot() as snapshot:
-        known = [
-            str(name) for (name,) in snapshot.query("SELECT DISTINCT target FROM measurement ORDER BY target").rows
-        ]
+    known = tuple(usable_rows(dataset))
     targets = [gpu] if gpu else known
     if not set(targets) & set(known):
         raise UsageError(
@@ -62,34 +68,80 @@ def train_costmodel(
     reports = []
     for name in targets:
         began = time.monotonic()
-        report = _train_one(dataset.rows(target=name), name, store, source_digest, force, on_progress)
+        with store.training(name, wait=wait):
+            report = _Training(dataset, name, store, source_digest, known, on_progress).run(force)
         reports.append(replace(report, seconds=time.monotonic() - began))
     return tuple(reports)
 
 
-def _train_one(
-    rows: Sequence[Measurement],
-    name: str,
-    store: ModelStore,
-    source_digest: SourceDigest,
-    force: bool,
-    on_progress: Progress,
-) -> TrainReport:
-    nothing = TrainReport(name, len(rows), 0, 0, {}, None, Verdict(False, ""))
-    try:
-        target = load_target(name)
-    except NoSuchDevice as e:
-        return replace(nothing, verdict=Verdict(False, str(e)))
-    found = prepare(rows, target, source_digest, lambda done, of: on_progress("schedules replayed", done, of))
-    n = len(found.samples)
-    report = replace(nothing, samples=n, contended=found.contended, dropped=found.dropped)
-    if n < MIN_SAMPLES:
-        why = f"{n} usable samples, at least {MIN_SAMPLES} are needed: measure more with `emmy tune`"
-        return replace(report, verdict=Verdict(False, why))
-    trained = train(found.samples, name, on_progress=on_progress)
-    verdict = judge(trained, found.samples, _comparable(store, name))
-    path = store.deploy(trained.model) if verdict.deploy or force else store.keep(trained.model)
-    return replace(report, trained=trained, verdict=verdict, path=path)
+def usable_rows(dataset: Dataset) -> dict[str, int]:
+    """Rows by target that could train a model, those without any included: 0."""
+    with dataset.snapshot() as snapshot:
+        rows = snapshot.query(
+            "SELECT target, count(*) FILTER (status = 'ok' AND origin <> 'derived') FROM measurement "
+            "GROUP BY target ORDER BY target"
+        ).rows
+    return {str(target): int(str(n)) for target, n in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """One target's."""
+
+    dataset: Dataset
+    name: str
+    store: ModelStore
+    source_digest: SourceDigest
+    known: Sequence[str]  # targets with rows
+    on_progress: Progress
+
+    def run(self, force: bool) -> TrainReport:
+        began = time.monotonic()
+        rows = self.dataset.rows(target=self.name)
+        nothing = TrainReport(self.name, len(rows), 0, 0, {}, None, Verdict(False, ""))
+        try:
+            target = load_target(self.name)
+        except NoSuchDevice as e:
+            return replace(nothing, verdict=Verdict(False, str(e)))
+        found = self._prepared(rows, target)
+        n = len(found.samples)
+        report = replace(nothing, samples=n, contended=found.contended, dropped=found.dropped)
+        if n < MIN_SAMPLES:
+            why = f"{n} usable samples, at least {MIN_SAMPLES} are needed: measure more with `emmy tune`"
+            return replace(report, verdict=Verdict(False, why))
+        trained = train(found.samples, self.name, on_progress=self.on_progress, donors=self._donors(target))
+        usable = sum(r.status == "ok" and r.origin != "derived" for r in rows)
+        card = replace(trained.model.card, rows_stored=usable, train_s=round(time.monotonic() - began, 3))
+        trained = replace(trained, model=CostModel(card, trained.model.text, f"the new model of {self.name}"))
+        verdict = judge(trained, found.samples, _comparable(self.store, self.name))
+        path = self.store.deploy(trained.model) if verdict.deploy or force else self.store.keep(trained.model)
+        return replace(report, trained=trained, verdict=verdict, path=path)
+
+    def _donors(self, of: Target) -> list[DonorSamples]:
+        """Samples of every other card whose rows are worth something."""
+        out = []
+        for name in self.known:
+            try:
+                donor = load_target(name)
+            except NoSuchDevice:
+                continue
+            if (rows_worth := worth(donor, of)) > 0:
+                samples = self._prepared(self.dataset.rows(target=name), donor).samples
+                out += [DonorSamples(name, samples, rows_worth)] if len(samples) else []
+        return out
+
+    def _prepared(self, rows: Sequence[Measurement], target: Target) -> Prepared:
+        replays = Replays.of(target, self.source_digest)
+        try:
+            return prepare(
+                rows,
+                target,
+                self.source_digest,
+                lambda done, of: self.on_progress("schedules replayed", done, of),
+                replays,
+            )
+        finally:  # also when it is interrupted: what was replayed need not be again
+            replays.save()
 
 
 def _comparable(store: ModelStore, name: str) -> CostModel | None:

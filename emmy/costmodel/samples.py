@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from emmy.costmodel.features import ROOF, feature_set, features
 from emmy.costmodel.fit import Samples
+from emmy.costmodel.replayed import Outcome, Replays, SourceDigest
 from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops.op import Op, parse_op
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target
 from emmy.records import Device, Measurement, Protocol
-
-# The digest of the source that a schedule of an op is generated to for a target.
-SourceDigest = Callable[[Op, str, Target], str]
 
 FAILED = "not timed: the status is not ok"
 CONTENDED = "contended, by a clock that runs on while others do"
@@ -54,8 +53,11 @@ def prepare(
     target: Target,
     source_digest: SourceDigest = generated_digest,
     on_replayed: Callable[[int, int], None] = lambda done, of: None,
+    replays: Replays | None = None,
 ) -> Prepared:
     """The samples of `rows` on `target`. Several rows of one candidate become one sample, their median.
+
+    replays: what earlier trainings replayed; it takes in what this one does
 
     A thread's own CPU clock hardly sees its neighbours: on a machine with a load of 5, two passes over 60 kernels agreed
     to 0.4 % (Spearman 0.998). So contended rows under that clock train where a candidate has no better ones.
@@ -70,13 +72,12 @@ def prepare(
     x, kept = [], []
     for done, ((op, schedule, _, protocol), same) in enumerate(again.items()):
         on_replayed(done, len(again))
-        try:
-            found = parse_op(op)
-            plan = replay(found.program(), schedule, target)
-            digest = source_digest(found, schedule, target)
-        except (PlanError, UsageError, CompileError):
+        make = partial(_replayed, op, schedule, target, protocol.threads, source_digest)
+        outcome = replays.get(op, schedule, protocol.threads, make) if replays is not None else make()
+        if outcome is None:
             dropped[ILLEGAL] += len(same)
             continue
+        row_x, digest = outcome
         now = [row for row in same if row.source_digest == digest]
         if len(now) < len(same):
             dropped[CHANGED] += len(same) - len(now)
@@ -85,9 +86,18 @@ def prepare(
             dropped[DISTURBED] += len(now) - len(calm)
         now = calm or now
         if now:
-            x.append(features(found, plan, target, protocol.threads))
+            x.append(row_x)
             kept.append(now)
     return Prepared(_samples(x, kept), dict(dropped), sum(same[0].contended for same in kept))
+
+
+def _replayed(op: str, schedule: str, target: Target, threads: int, source_digest: SourceDigest) -> Outcome:
+    try:
+        found = parse_op(op)
+        plan = replay(found.program(), schedule, target)
+        return features(found, plan, target, threads), source_digest(found, schedule, target)
+    except (PlanError, UsageError, CompileError):
+        return None
 
 
 def _unfit(row: Measurement, target: Target) -> str | None:

@@ -16,20 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy import __version__
-from emmy.costmodel.evaluate import (
-    MIN_CANDIDATES,
-    TOLERANCE,
-    ProblemScore,
-    RankerScore,
-    copy_nearest,
-    fixed_list,
-    random_score,
-    scaled,
-    score,
-    summary,
-)
+from emmy.costmodel.donors import DonorSamples, with_donors
+from emmy.costmodel.evaluate import TOLERANCE, ProblemScore, RankerScore, score, summary, unfit
 from emmy.costmodel.fit import SEEDS, Samples, ensemble, fit
-from emmy.costmodel.model import CostModel, Ensemble, ModelCard, member_of
+from emmy.costmodel.heldout import folds, problems_of, scores_of
+from emmy.costmodel.model import CostModel, Donor, Ensemble, ModelCard, member_of
 from emmy.errors import UsageError
 from emmy.records import now_utc
 
@@ -70,27 +61,31 @@ def train(
     *,
     seeds: Sequence[int] = SEEDS,
     on_progress: Progress = lambda what, done, of: None,
+    donors: Sequence[DonorSamples] = (),
 ) -> TrainedModel:
-    """A model of `samples`, judged by folds. Raises UsageError when there are too few."""
+    """A model of `samples`, judged by folds. Raises UsageError when there are too few.
+
+    donors: other cards' samples, in every fit and in no judgement
+    """
     if len(samples) < MIN_SAMPLES:
         raise UsageError(
             f"{len(samples)} usable samples of target {target}, at least {MIN_SAMPLES} are needed. "
             f"Measure more: `emmy tune --gpu {target} ...`"
         )
-    folds = list(_folds(samples))
+    splits = list(folds(samples, FOLDS))
     problems: list[ProblemScore] = []
     errors: list[Floats] = []
     picked: list[Floats] = []
-    for i, (known, unseen) in enumerate(folds):
-        on_progress("folds judged", i, len(folds))
-        donors, held = samples.take(known), samples.take(unseen)
-        model = ensemble(donors, seeds)
-        problems += _scores(donors, held, model)
+    for i, (known, unseen) in enumerate(splits):
+        on_progress("folds judged", i, len(splits))
+        own, held = samples.take(known), samples.take(unseen)
+        model = ensemble(with_donors(own, donors), seeds)
+        problems += scores_of(own, held, model)
         errors.append(_ratio_errors(held, model))
         picked += _pick_errors(held, model)
-    on_progress("folds judged", len(folds), len(folds))
+    on_progress("folds judged", len(splits), len(splits))
     study = samples.take(np.flatnonzero(~is_exam(samples)))
-    texts = fit(study, seeds)
+    texts = fit(with_donors(study, donors), seeds)
     scores = summary(problems)
     ids = "\n".join(sorted(study.ids))
     card = ModelCard(
@@ -107,6 +102,7 @@ def train(
         emmy_version=__version__,
         time_utc=now_utc(),
         pick_error_log2=_quantiles(picked),
+        donors=tuple(Donor(d.target, len(d.samples), d.weight) for d in donors),
     )
     model_ = CostModel(card, "".join(text for _, _, text in texts), f"the new model of {target}")
     return TrainedModel(model_, scores, tuple(problems))
@@ -114,14 +110,10 @@ def train(
 
 def judge(new: TrainedModel, samples: Samples, old: CostModel | None) -> Verdict:
     """Whether `new` may replace `old`: it must beat picking at random, and not be worse on problems neither has seen."""
+    if why := unfit(new.scores):
+        return Verdict(False, why)
     found = {s.ranker: s for s in new.scores}
-    if "model" not in found:
-        return Verdict(False, f"uncalibrated: no fold had a held-out problem of {MIN_CANDIDATES} candidates or more")
     model, random = found["model"], found["random"]
-    if model.top10 >= random.top10:
-        return Verdict(
-            False, f"top-10 regret {model.top10:.1%} on held-out problems, picking at random has {random.top10:.1%}"
-        )
     beats = f"top-10 regret {model.top10:.1%} on held-out problems against {random.top10:.1%} at random"
     if old is None:
         return Verdict(True, f"{beats}; no model was deployed")
@@ -129,12 +121,27 @@ def judge(new: TrainedModel, samples: Samples, old: CostModel | None) -> Verdict
     fresh = np.flatnonzero([samples.workloads[i] not in seen for i in samples.workload])
     exam = samples.take(fresh)
     ours, theirs = (_exam_scores(exam, m.ensemble) for m in (new.model, old))
+    what = "unseen problems"
+    if (
+        not ours
+    ):  # few ops, or a deployed model that knew the exam: what it has not seen, and the new one's folds had not
+        ours, theirs = _by_folds(new, samples, old)
+        what = "problems unseen by the deployed model, and held out by folds of the new one"
     if not ours:
         return Verdict(True, f"{beats}; no problem is unseen by both it and the deployed model")
     new_top10, old_top10 = float(np.mean(ours)), float(np.mean(theirs))
     deploy = new_top10 <= old_top10 + TOLERANCE
-    why = f"exam of {len(ours)} unseen problems: top-10 regret {new_top10:.1%}, the deployed model has {old_top10:.1%}"
+    why = f"exam of {len(ours)} {what}: top-10 regret {new_top10:.1%}, the deployed model has {old_top10:.1%}"
     return Verdict(deploy, why, new_top10, old_top10, len(ours))
+
+
+def _by_folds(new: TrainedModel, samples: Samples, old: CostModel) -> tuple[list[float], list[float]]:
+    """Top-10 regrets on problems of ops that the old model was not trained on: of the new one's folds, and of the old one."""
+    held = {p.problem: p.scores["model"].top10 for p in new.problems}
+    unseen = np.flatnonzero([samples.workloads[i] not in old.card.workloads for i in samples.workload])
+    both = [(p, here) for p, here in problems_of(samples.take(unseen)) if samples.problems[p] in held]
+    ours = [held[samples.problems[p]] for p, _ in both]
+    return ours, [score(here.time_us, old.ensemble.predict(here.x)[0]).top10 for _, here in both]
 
 
 def is_exam(samples: Samples) -> NDArray[np.bool_]:
@@ -143,54 +150,6 @@ def is_exam(samples: Samples) -> NDArray[np.bool_]:
     if len(samples.workloads) < EXAM_FROM or all(exam):
         return np.zeros(len(samples), dtype=np.bool_)
     return np.asarray(exam, dtype=np.bool_)[samples.workload]
-
-
-def _folds(samples: Samples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """(known, unseen) indices; no workload is on both sides."""
-    n = min(FOLDS, len(np.unique(samples.workload)))
-    if n < 2:
-        return
-    from sklearn.model_selection import GroupKFold
-
-    yield from GroupKFold(n).split(samples.x, groups=samples.workload)
-
-
-def _scores(donors: Samples, held: Samples, model: Ensemble) -> Iterator[ProblemScore]:
-    """Every ranker on each problem of `held` that has enough candidates."""
-    known = np.unique(donors.problem)
-    by_shape = _problem_shapes(donors, held)
-    over_best = np.log2(donors.over_best)
-    for p, here in _problems(held):
-        near = int(known[np.argmin([np.sum((by_shape[p] - by_shape[q]) ** 2) for q in known])])
-        donor = donors.take(np.flatnonzero(donors.problem == near))
-        rankings = {
-            "model": model.predict(here.x)[0],
-            "pick": model.pick(here.x),
-            "nearest": copy_nearest(here.x, here.schedules, donor.x, donor.schedules, donor.time_us),
-            "fixed": fixed_list(here.schedules, donors.schedules, over_best),
-        }
-        scores = {name: score(here.time_us, ranking) for name, ranking in rankings.items()}
-        scores["random"] = random_score(here.time_us)
-        yield ProblemScore(held.problems[p], len(here), float(here.time_us.min()), scores)
-
-
-def _problems(samples: Samples) -> Iterator[tuple[int, Samples]]:
-    for p in np.unique(samples.problem):
-        here = np.flatnonzero(samples.problem == p)
-        if len(here) >= MIN_CANDIDATES:
-            yield int(p), samples.take(here)
-
-
-def _problem_shapes(*parts: Samples) -> dict[int, Floats]:
-    """A problem's features, those that do not vary within any problem, scaled: what makes two problems near."""
-    x = np.vstack([s.x for s in parts])
-    problem = np.concatenate([s.problem for s in parts])
-    filled = np.nan_to_num(x)
-    constant = np.ones(x.shape[1], dtype=np.bool_)
-    for p in np.unique(problem):
-        constant &= np.ptp(filled[problem == p], axis=0) == 0
-    shapes = scaled(x[:, constant])
-    return {int(p): shapes[problem == p][0] for p in np.unique(problem)}
 
 
 def _ratio_errors(held: Samples, model: Ensemble) -> Floats:
@@ -203,7 +162,7 @@ def _ratio_errors(held: Samples, model: Ensemble) -> Floats:
 
 def _pick_errors(held: Samples, model: Ensemble) -> Iterator[Floats]:
     """log2(time / predicted) of the ten best predicted on each unseen problem: as a pick is chosen, so is it judged."""
-    for _, here in _problems(held):
+    for _, here in problems_of(held):
         predicted = model.predict(here.x)[0]
         best = np.argsort(predicted, kind="stable")[:PICKS]
         yield np.log2(here.time_us[best]) - predicted[best]
@@ -218,4 +177,4 @@ def _quantiles(errors: Sequence[Floats]) -> tuple[float, float, float] | None:
 
 
 def _exam_scores(exam: Samples, model: Ensemble) -> list[float]:
-    return [score(here.time_us, model.predict(here.x)[0]).top10 for _, here in _problems(exam)]
+    return [score(here.time_us, model.predict(here.x)[0]).top10 for _, here in problems_of(exam)]

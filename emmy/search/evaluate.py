@@ -12,6 +12,7 @@ calculated, not run: the expected best of k points drawn without replacement fro
 
 So random search scores 0 up to chance, 1 is the optimum at once, and worse than random is negative. Only configurations
 that ran are points; a strategy never gets the same one twice. Where k >= N the baseline has found the optimum: P(k) = 1.
+Kernel Tuner's own strategies (`kernel_tuner.py`) count the same way: a configuration asked again is no evaluation.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emmy.errors import UsageError
+from emmy.search import kernel_tuner
 from emmy.search.recorded_space import RecordedSpace, load_recorded
 from emmy.search.registry import STRATEGIES, make_strategy
 from emmy.workloads import recorded
@@ -37,6 +40,9 @@ COUNTS = (20, 50, 100, 200, 400)  # evaluations the table shows
 BUDGET = 400
 _MOST_PROCESSES = 2
 _WITH_MODEL = "+model"
+_RANDOM = "random"  # stands beside whatever is scored
+SLOW_SEEDS = 5  # of strategies that take minutes a run
+_SLOW = frozenset({"optuna", *(kernel_tuner.PREFIX + name for name in kernel_tuner.SLOW)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class SearchScore:
     n95: float | None
     n99: float | None
     seconds: float  # wall time of a run's asks and tells, mean
+    speed: tuple[float, ...] = ()  # after 1, 2, ... evaluations: optimum / best time so far, mean over seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +87,18 @@ def evaluate(
     spaces: Sequence[str] = (),
     *,
     seeds: int = 20,
+    slow_seeds: int = SLOW_SEEDS,
     budget: int = BUDGET,
     batch: int = 1,
     processes: int = _MOST_PROCESSES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[SearchScore]:
-    """A row a space and strategy, in that order. Seeds are 0..seeds-1.
+    """A row a space and strategy, in that order; random search is always among them. Seeds are 0..seeds-1.
 
-    strategies  names of the registry; `name+model` gives it a model trained on the same kernel's other recorded spaces
-    spaces      names of recorded spaces; none means all
+    strategies  names of the registry; `name+model` gives it a model trained on the same kernel's other recorded spaces;
+                `kt:name` is a strategy of Kernel Tuner, `kt:all` each of them
+    spaces      names of recorded spaces, or paths of Kernel Tuner's caches or T4 results; none means all shipped ones
+    slow_seeds  at most so many seeds of strategies that take minutes a run
     batch       points a call of `ask`
     processes   runs at a time, two at most: runs are timed
     on_progress called with (runs done, runs in all)
@@ -98,20 +108,38 @@ def evaluate(
     for what, value in (("seeds", seeds), ("budget", budget), ("batch", batch), ("processes", processes)):
         if value < 1:
             raise UsageError(f"{what} must be at least 1, got {value}")
-    for strategy in strategies:
-        if strategy.removesuffix(_WITH_MODEL) not in STRATEGIES:
-            raise UsageError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}, {_WITH_MODEL} added or not")
+    chosen = _chosen(strategies)
     for name in names:
         recorded.load(name)
-    todo = [(n, s, seed, budget, batch) for n in names for s in strategies for seed in range(seeds)]
+    cells = [(n, s, min(seeds, slow_seeds) if s in _SLOW else seeds) for n in names for s in chosen]
+    todo = [(n, s, seed, budget, batch) for n, s, own in cells for seed in range(own)]
     done: list[_Replay] = []
     with ProcessPoolExecutor(min(processes, _MOST_PROCESSES), mp_context=get_context("spawn")) as pool:
         for result in pool.map(_run, todo):
             done.append(result)
             if on_progress is not None:
                 on_progress(len(done), len(todo))
-    cells = [(n, s) for n in names for s in strategies]
-    return [_score(_space(n), s, done[i * seeds : (i + 1) * seeds], budget, batch) for i, (n, s) in enumerate(cells)]
+    runs = iter(done)
+    return [_score(_space(n), s, list(islice(runs, own)), budget, batch) for n, s, own in cells]
+
+
+def _chosen(strategies: Sequence[str]) -> tuple[str, ...]:
+    """The strategies that names stand for, random search at the end if it is not named. Raises UsageError for an unknown one."""
+    out: dict[str, None] = {}
+    for name in strategies:
+        if name == kernel_tuner.ALL:
+            out |= dict.fromkeys(kernel_tuner.PREFIX + n for n in kernel_tuner.NAMES)
+        elif name.startswith(kernel_tuner.PREFIX) or name.removesuffix(_WITH_MODEL) in STRATEGIES:
+            out[name] = None
+        else:
+            known = (
+                f"{', '.join(STRATEGIES)}, {_WITH_MODEL} added or not, or kt: and a strategy of Kernel Tuner, or kt:all"
+            )
+            raise UsageError(f"strategy {name!r} is not one of {known}")
+    for name in out:
+        if name.startswith(kernel_tuner.PREFIX):
+            kernel_tuner.check(name)
+    return tuple(out | {_RANDOM: None})
 
 
 def standings(rows: Sequence[SearchScore]) -> list[Standing]:
@@ -187,6 +215,7 @@ def _score(space: RecordedSpace, strategy: str, replays: Sequence[_Replay], budg
         _evaluations_to(0.95, best, space.times_us),
         _evaluations_to(0.99, best, space.times_us),
         float(np.mean([r.seconds for r in replays])),
+        tuple(float(x) for x in (space.times_us.min() / best).mean(axis=0)),
     )
 
 
@@ -201,6 +230,8 @@ def _evaluations_to(share: float, best_us: Floats, times_us: Floats) -> float | 
 def _run(job: tuple[str, str, int, int, int]) -> _Replay:
     name, strategy, seed, budget, batch = job
     space = _space(name)
+    if strategy.startswith(kernel_tuner.PREFIX):
+        return _Replay(*kernel_tuner.replay(space, strategy, seed, budget))
     began = time.perf_counter()
     return _Replay(replay(space, strategy, seed, budget, batch), time.perf_counter() - began)
 

@@ -153,6 +153,6 @@ def _features(names: Sequence[str], rows: NDArray[np.int64]) -> tuple[tuple[str,
 
 
 def load_recorded(name: str) -> RecordedSpace:
-    """The shipped space of that name: `gemm.rtx3090`. Raises UsageError for an unknown one."""
+    """The shipped space of that name (`gemm.rtx3090`), or that of a file. Raises as `recorded.load` does."""
     table = recorded.load(name)
     return RecordedSpace(name, table.parameters, table.values, table.time_ms * 1000.0)

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from emmy.errors import UsageError
-from emmy.search.space import Space, Trial
+from emmy.search.space import Point, Space, Trial
 from emmy.search.strategy import Ranker, Strategy
 
 # name -> (module, class); imported when asked for, since some need libraries of the `tune` extra
@@ -18,6 +18,10 @@ STRATEGIES: dict[str, tuple[str, str]] = {
     "evolve": ("emmy.search.evolve", "EvolveStrategy"),
     "random": ("emmy.search.random_strategy", "RandomStrategy"),
 }
+
+
+# Proposes, but searches for no winner: `emmy tune --collect`.
+COLLECT = "collect"
 
 
 def check_strategy(name: str) -> None:
@@ -34,8 +38,17 @@ def make_strategy(
     model: Ranker | None = None,
     known: Sequence[Trial] = (),
     study: Path | None = None,
+    elsewhere: Sequence[Point] = (),
 ) -> Strategy:
-    """A fresh strategy. `study`: where Optuna keeps its journal, for its dashboard. Raises UsageError for other names."""
+    """A fresh strategy. Raises UsageError for other names.
+
+    study:     where Optuna keeps its journal, for its dashboard
+    elsewhere: winners of other cards; only `collect` asks
+    """
+    if name == COLLECT:
+        from emmy.search.collect import CollectStrategy
+
+        return CollectStrategy(space, seed=seed, model=model, known=known, elsewhere=elsewhere)
     check_strategy(name)
     if name == "optuna":
         from emmy.search.optuna_strategy import OptunaStrategy

@@ -20,8 +20,9 @@ from emmy.measure.journal import Journal, is_live, journal_path, open_journals, 
 from emmy.measure.measurer import Measurer
 from emmy.records import Device, Measurement
 from emmy.search.budget import Budget
+from emmy.search.collect import SHARES
 from emmy.search.events import Listener, Note, ignore
-from emmy.search.registry import make_strategy
+from emmy.search.registry import COLLECT, make_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Trial
 from emmy.search.tuner import Plan, Run, Start, Stop, is_complete
@@ -70,11 +71,17 @@ def open_run(
         start = Start.from_text(read_journal(path).header.start)
     else:
         start = replace(_start(request, device, home, on_event), done=done)
+        if request.strategy == COLLECT:
+            start = replace(start, elsewhere=_elsewhere(request, device, home), shares=SHARES)
     known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
     study = home / "studies" / f"{run_id}.log"
-    strategy = make_strategy(request.strategy, space, seed=request.seed, model=model, known=known, study=study)
+    elsewhere = [p for s in start.elsewhere if (p := space.locate(s)) is not None]
+    strategy = make_strategy(
+        request.strategy, space, seed=request.seed, model=model, known=known, study=study, elsewhere=elsewhere
+    )
     plan = replace(plan, start=start)
-    return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop())
+    races = request.strategy != COLLECT
+    return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop(), races)
 
 
 def finished_before(
@@ -146,6 +153,22 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     if first and not known:
         on_event(Note(f"starting from the winners of {len(first)} near problems"))
     return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]), best=best)
+
+
+def _elsewhere(request: Request, device: Device, home: Path) -> tuple[str, ...]:
+    """The winners of this problem and the nearest others on other cards, or on other processors; the nearest first."""
+    with Dataset.of(home).snapshot() as snapshot:
+        winners = snapshot.query(
+            "SELECT target, product, op, arg_min(schedule, list_median(samples_us)) FROM measurement "
+            "WHERE status = 'ok' GROUP BY target, product, op ORDER BY target, product, op"
+        ).rows
+    near: list[tuple[float, str]] = []
+    for target, product, op, schedule in winners:
+        if (target, product) == (device.target, device.product) or (target == "cpu") != request.target.is_cpu:
+            continue
+        apart = 0.0 if op == request.op.key else distance(request.op, str(op))
+        near += [(apart, str(schedule))] if apart is not None else []
+    return tuple(dict.fromkeys(s for _, s in sorted(near)))[:_NEAREST]
 
 
 def _is_cured(row: Measurement, request: Request) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from emmy.errors import UsageError
 from emmy.search.recorded_space import RecordedSpace, load_recorded
 from emmy.workloads import recorded
+from emmy.workloads.recorded.files import is_path
 
 if TYPE_CHECKING:
     import lightgbm
@@ -40,6 +41,8 @@ class SiblingModel:
 
 def siblings(name: str) -> list[str]:
     """Other recorded spaces of the kernel, on devices of the same vendor."""
+    if is_path(name):
+        return []
     kernel, device = name.rsplit(".", 1)
     others = (n.rsplit(".", 1) for n in recorded.names() if n != name)
     return [f"{k}.{d}" for k, d in others if k == kernel and (d in _AMD) == (device in _AMD)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -67,6 +67,10 @@ class Strategy(ABC):
     @abstractmethod
     def learn(self, trials: Sequence[Trial]) -> None:
         """Take in what became of points; `known` comes first, before any other call."""
+
+    def marks(self, key: str) -> Mapping[str, float]:
+        """What is noted with the measurement of a point that was asked, by name: why it was. Nothing, as a rule."""
+        return {}
 
     def _another(self) -> Point | None:
         """A random point not seen yet; when those are hard to hit, the next of a systematic walk. None: exhausted."""

@@ -48,6 +48,8 @@ class Start:
     best: tuple[
         str, ...
     ] = ()  # the stored winner: raced whatever the search finds, so that nothing worse takes its place
+    elsewhere: tuple[str, ...] = ()  # winners of other cards, for a run that collects
+    shares: Mapping[str, float] = field(default_factory=dict)  # what its proposals are dealt by
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -58,9 +60,11 @@ class Start:
         try:
             raw = json.loads(text)
             known = tuple((str(k), None if t is None else float(t)) for k, t in raw["known"])
-            first, done, best = (tuple(map(str, x)) for x in (raw["first"], raw["done"], raw.get("best", ())))
-            return cls(first, known, done, best)
-        except (ValueError, KeyError, TypeError) as e:
+            shares = {str(k): float(x) for k, x in raw.get("shares", {}).items()}
+            texts = {k: tuple(map(str, raw.get(k, ()))) for k in ("best", "elsewhere")}
+            first, done = (tuple(map(str, raw[k])) for k in ("first", "done"))
+            return cls(first, known, done, **texts, shares=shares)
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise DataError(f"journal header: start is not what a search writes: {e}") from None
 
 
@@ -111,6 +115,7 @@ class TuneResult:
     predicted: Prediction | None = None
     rejected: tuple[Rejection, ...] = ()
     ranges: tuple[RangeWinner, ...] = ()
+    rows: tuple[Measurement, ...] = ()  # of the search, in order; not of the race
 
     @property
     def dispatch(self) -> Dispatch | None:
@@ -151,6 +156,7 @@ class Run:
     emmy_version: str
     on_event: Listener = ignore
     stop: Stop = field(default_factory=Stop)
+    races: bool = True  # whether the best few are measured again at the end
     rows: list[Measurement] = field(default_factory=list)
     _journal: Journal | None = None
     _recorded: dict[str, deque[_Timed]] = field(default_factory=lambda: defaultdict(deque))  # by schedule
@@ -180,7 +186,7 @@ class Run:
         self._began = time.monotonic()
         try:
             why = self._search()
-            finalists = () if why == INTERRUPTED else self._race()
+            finalists = self._race() if self.races and why != INTERRUPTED else ()
         except BaseException:
             assert self._journal is not None
             self._journal.leave()
@@ -226,6 +232,7 @@ class Run:
             id=row.id or new_id(),
             emmy_version=self.emmy_version,
             time_utc=row.time_utc or now_utc(),
+            static={**row.static, **self.strategy.marks(row.schedule)},
         )
         assert self._journal is not None
         elapsed_s = self._spent_s + time.monotonic() - self._began
@@ -334,6 +341,7 @@ class Run:
             run_id=self.run_id,
             raced=bool(placed),
             resumed=self._resumed,
+            rows=tuple(self.rows),
         )
 
 

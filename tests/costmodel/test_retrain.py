@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from emmy.costmodel.registry import ModelStore, find, model_roots
+from emmy.costmodel.replayed import SourceDigest
 from emmy.costmodel.retrain import train_costmodel
-from emmy.costmodel.samples import CHANGED, SourceDigest
+from emmy.costmodel.samples import CHANGED
 from emmy.errors import UsageError
 from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.records import Measurement

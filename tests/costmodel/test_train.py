@@ -80,9 +80,9 @@ def test_members_disagree_more_where_nothing_was_seen(trained: TrainedModel, sam
 
 
 def test_no_workload_is_known_and_unseen_at_once(samples: Samples) -> None:
-    from emmy.costmodel.train import _folds
+    from emmy.costmodel.heldout import folds as split
 
-    folds = list(_folds(samples))
+    folds = list(split(samples, 5))
     assert len(folds) == 5
     for known, unseen in folds:
         assert not {*samples.workload[known]} & {*samples.workload[unseen]}

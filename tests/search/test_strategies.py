@@ -13,7 +13,7 @@ import pytest
 from emmy.errors import UsageError
 from emmy.search.optuna_strategy import OptunaStrategy
 from emmy.search.pool import Pool
-from emmy.search.registry import STRATEGIES, make_strategy
+from emmy.search.registry import COLLECT, STRATEGIES, make_strategy
 from emmy.search.space import Space, Trial
 from emmy.search.strategy import Ranker, Strategy
 from emmy.testing.strategy_contract import StrategyContract, ToySpace
@@ -46,6 +46,10 @@ class TestAuto(_Registered):
     name, follows_model = "auto", True
 
 
+class TestCollect(_Registered):
+    name, learns = "collect", False
+
+
 @pytest.mark.parametrize("name", ["mcts", "auto"])
 def test_the_pool_of_an_unlisted_space_stays_small_and_the_search_still_sees_all_of_it(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +74,7 @@ def test_the_pool_of_an_unlisted_space_stays_small_and_the_search_still_sees_all
 
 
 def test_every_registered_strategy_is_tested_here() -> None:
-    assert {cls.name for cls in _Registered.__subclasses__()} == set(STRATEGIES)
+    assert {cls.name for cls in _Registered.__subclasses__()} == {*STRATEGIES, COLLECT}
 
 
 def test_an_unknown_strategy_is_refused_with_the_names_there_are() -> None:

@@ -1,4 +1,5 @@
-"""Tuning spaces measured in full by others, to replay a search against: `load("gemm.rtx3090")`. Knows no strategy.
+"""Tuning spaces measured in full by others, to replay a search against: `load("gemm.rtx3090")`, or a file of one's own
+(`files.py`). Knows no strategy.
 
 Where the tables come from and under which licence: README.md and LICENSE beside this file.
 """
@@ -9,11 +10,13 @@ import difflib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emmy.errors import UsageError
+from emmy.workloads.recorded.files import is_path, read_recording
 
 _SUFFIX = ".parquet"
 
@@ -43,7 +46,13 @@ def names() -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> RecordedTable:
-    """The table of that name, in the order it was recorded. Raises UsageError for an unknown name."""
+    """The table of that name, or in the file of that path, in the order it was recorded.
+
+    Raises UsageError for an unknown name or a file that is not there, DataError for a file of another kind.
+    """
+    if is_path(name):
+        found = read_recording(Path(name))
+        return _table(name, found.parameters, found.values, found.time_ms, found.status)
     if name not in names():
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
@@ -55,6 +64,16 @@ def load(name: str) -> RecordedTable:
     time_ms = np.ma.filled(columns.pop("time_ms").astype(np.float64), np.nan)
     status = tuple(str(s) for s in columns.pop("status"))
     values = np.stack([np.asarray(column, dtype=np.int64) for column in columns.values()], axis=1)
+    return _table(name, tuple(columns), values, time_ms, status)
+
+
+def _table(
+    name: str,
+    parameters: tuple[str, ...],
+    values: NDArray[np.int64],
+    time_ms: NDArray[np.float64],
+    status: tuple[str, ...],
+) -> RecordedTable:
     for array in (values, time_ms):
         array.setflags(write=False)  # the table is cached and shared
-    return RecordedTable(name, tuple(columns), values, time_ms, status)
+    return RecordedTable(name, parameters, values, time_ms, status)

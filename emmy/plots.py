@@ -1,0 +1,110 @@
+"""Pictures of what `emmy eval` found, as PNG files. Draws what it is given; computes nothing. matplotlib is optional."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from emmy.costmodel.exam import CurvePoint, Exam
+    from emmy.search.evaluate import SearchScore
+
+_SIZE = (7.0, 4.5)  # inches
+
+
+def best_so_far(rows: Sequence[SearchScore], folder: Path) -> list[Path]:
+    """A picture a space: how near the optimum's speed each strategy is after so many evaluations, best first in the legend."""
+    out = []
+    for space in dict.fromkeys(r.space for r in rows):
+        own = sorted((r for r in rows if r.space == space), key=lambda r: -r.score)
+        figure, axes = _figure()
+        for r in own:
+            random = r.strategy == "random"
+            label = f"{r.strategy} ({r.score:.2f})"
+            axes.plot(
+                range(1, len(r.speed) + 1),
+                r.speed,
+                label=label,
+                color="black" if random else None,
+                lw=2 if random else 1,
+            )
+        axes.set(
+            xscale="log",
+            xlabel="evaluations",
+            ylabel="optimum / best time so far",
+            title=f"{space}, {own[0].points} points",
+        )
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, loc="lower right", title="strategy (score)", title_fontsize=7)
+        out.append(_saved(figure, folder / f"search-{_file_name(space)}.png"))
+    return out
+
+
+def calibration(name: str, exam: Exam, folder: Path) -> Path:
+    """Measured against predicted times of held-out samples, and how often intervals hold what they should."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    both = [*exam.predicted, *exam.measured]
+    low, high = min(both), max(both)
+    left.hexbin(exam.predicted, exam.measured, gridsize=60, bins="log", mincnt=1, cmap="viridis")
+    left.plot([low, high], [low, high], color="black", lw=0.8)
+    left.set(
+        xlabel="predicted, log2 us", ylabel="measured, log2 us", title=f"{name}: {len(exam.measured)} held-out samples"
+    )
+    levels = [c.level for c in exam.coverage]
+    right.plot([0, 1], [0, 1], color="black", lw=0.8, label="calibrated")
+    right.plot(levels, [c.time for c in exam.coverage], "o-", label="times")
+    right.plot(levels, [c.ratio for c in exam.coverage], "s-", label="ratios within a problem")
+    right.set(xlabel="interval said to hold", ylabel="held", xlim=(0, 1), ylim=(0, 1), title="coverage")
+    right.grid(alpha=0.3)
+    right.legend()
+    return _saved(figure, folder / f"calibration-{_file_name(name)}.png")
+
+
+def learning_curve(name: str, points: Sequence[CurvePoint], folder: Path) -> Path:
+    """Top-1 and top-10 regret against the share of the card's rows, with donors and without; the best of what needs no model."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 4.5), layout="constrained")
+    for axes, field in zip(figure.subplots(1, 2), ("top1", "top10"), strict=True):
+        for ranker in ("model", "nearest", "fixed", "random"):
+            for helped in (False, True):
+                own = sorted(
+                    (p.share, getattr(p, field)) for p in points if p.ranker == ranker and bool(p.donors) == helped
+                )
+                if own and (ranker == "model" or not helped):
+                    label = ranker + (" and donors" if helped else "")
+                    axes.plot(*zip(*own, strict=True), "s--" if helped else "o-", label=label)
+        axes.set(
+            xlabel="share of the card's rows", ylabel=f"{field.replace('top', 'top-')} regret", yscale="log", title=name
+        )
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    return _saved(figure, folder / f"curve-{_file_name(name)}.png")
+
+
+def _figure() -> tuple[object, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _saved(figure: object, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    assert isinstance(figure, Figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _file_name(text: str) -> str:
+    """Of a space that may be a path."""
+    return re.sub(r"[^\w.-]+", "_", Path(text).name.removesuffix(".gz").removesuffix(".json"))
