@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emmy.ir.ops import Bmm, Glu, parse_op
+from emmy.ir.ops import Bmm, FormulaOp, Glu, parse_op
 from emmy.ir.ops.matmul import Matmul
 from emmy.measure.answers import compare
 from emmy.measure.check import operands
@@ -12,6 +12,7 @@ from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM
 from emmy.measure.stock import NumpyBmm, NumpyGlu, NumpyMatmul, TorchBmm, TorchGlu, TorchMatmul, host_tensor, stock
+from emmy.measure.torch_formula import TorchFormula
 
 F32 = [
     "matmul:5x7x64:f32",
@@ -111,3 +112,22 @@ def test_torch_is_preferred_when_it_is_there() -> None:
     found = stock(parse_op(F32[0]), 1)
     assert found is not None
     assert found[0] == "torch"
+
+
+ROWS = [
+    "rms_norm:5x33:f32", "rms_norm:5x64:f16:residual", "rstd:5x64:f16", "row_sum:5x64:f32", "softmax:5x64:f16", "scale:5x64:f16",
+    "norm_scale:5x64:f16", "geglu_mul:5x64:f32", "swiglu_mul:5x64:bf16", "cast:5x64:f32:f16", "copy:5x64:bf16", "rope:2x5x16:f16",
+    "rope:2x5x16:f32:8", "embedding:5x8x30:f16", "formula:m=5,n=8;X[m,n]:f16;S[m]=max(n,X[m,n]);Y[m,n]:f16=X[m,n]-S[m]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op_text", ROWS)
+def test_torch_computes_rows_and_copies_its_answer_only_when_it_is_checked(op_text: str) -> None:
+    pytest.importorskip("torch")
+    op = parse_op(op_text)
+    found = stock(op, 1)
+    assert found is not None and found[0] == "torch" and isinstance(op, FormulaOp)
+    norm = run(op_text, found[1], "normal")
+    assert norm is not None
+    assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
+    assert isinstance(found[1], TorchFormula) and found[1].checked
