@@ -67,10 +67,10 @@ from emmy.errors import Deadlock, PlanError, Race
 from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
-from emmy.ir.expr import Array, Block
-from emmy.ir.gpu import SIDE, block_axes, cluster_size, parts_left, receivers, sharing_blocks
+from emmy.ir.expr import Array, Block, outermost
+from emmy.ir.gpu import block_axes, cluster_size, parts_left, receivers, sharing_blocks
 from emmy.ir.moves.streamk import whole_rounds
-from emmy.ir.plan import Channel, Plan
+from emmy.ir.plan import SIDE, Channel, Plan
 
 Damage = Callable[[Outline], Outline]
 _PATIENCE = 400  # turns in a row without progress before a launch is called deadlocked
@@ -213,7 +213,7 @@ class _Agent(Works):
         deal = self.role.role.deal
         for seq, tile in enumerate(self.cta.tiles):
             self.seq = seq
-            self.env, self.values, self.accs, self.shares = dict(tile), {}, {}, {}
+            self.env, self.values, self.accs, self.shares, self.beside = dict(tile), {}, {}, {}, {}
             if deal is None or seq % deal[1] == deal[0]:
                 yield from self.steps(self.role.steps)
                 if self.groups:
@@ -264,6 +264,9 @@ class _Agent(Works):
                 self.settle(x, n)
             case Fetch(x, ahead):
                 self.fetch(x, ahead)
+            case Preload(x) if not self.stage(x).reduces:
+                if not any(map(self.plan.program.is_fixed, outermost(self.stage(x).body))):
+                    raise Race(f"{self.role.role.name} fetches for {x} what launches before may still write")
             case Preload(x) | Finish(x):
                 self.accumulators(x)
             case FoldParts(x):

@@ -27,6 +27,9 @@ class Works(ABC):
     role: RoleSteps
     env: Env = field(default_factory=dict)
     values: dict[str, Block] = field(default_factory=dict)
+    beside: dict[tuple[str, tuple[tuple[int, int], ...]], Block] = field(
+        default_factory=dict
+    )  # (stage, agent) -> what that agent made of it
     accs: dict[str, dict[str, Block]] = field(default_factory=dict)
     side: dict[int, int] = field(default_factory=dict)  # loop over agents -> which one this is
     shares: dict[str, dict[tuple[int, ...], dict[str, Block]]] = field(
@@ -53,6 +56,8 @@ class Works(ABC):
 
     def value(self, name: str) -> Block:
         """A value without a channel: made in this tile, or in memory."""
+        if (name, self.own(name)) in self.beside:
+            return self.beside[name, self.own(name)]
         if name in self.values:
             return self.values[name]
         if any(w.stage == name for w in self.cta.outline.launch.tile.works):
@@ -81,10 +86,22 @@ class Works(ABC):
             raise PlanError(f"{self.role.role.name} folds or closes {name}, whose accumulators are not open")
         return self.accs[name]
 
+    def keep(self, name: str, block: Block) -> None:
+        """What an agent has made stays with it, for a later walk of the loops over agents."""
+        self.values[name] = block
+        if own := self.own(name):
+            self.beside[name, own] = block
+
+    def own(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Which agent this is, as far as loops over a value's axes tell."""
+        nest = self.cta.outline.launch.tile.nest
+        axes = self.plan.program.value(name).axes
+        return tuple((at, j) for at, j in self.side.items() if nest[at].axis in axes)
+
     def compute(self, name: str) -> None:
         s = self.stage(name)
         if s.monoid is None:
-            self.values[name] = interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load))
+            self.keep(name, interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load)))
             return
         for env in self.leaves(name):
             new = interpret.lift(s, env, self.load)
@@ -269,7 +286,7 @@ class Works(ABC):
             if b.data.shape != blank(c, b.axes, self.env, 0.0).data.shape:
                 raise PlanError(f"{self.role.role.name} closes {name}, whose sums of a whole tile were not gathered")
         done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
-        self.values[name] = interpret.whole(name, s.axes, self.env, done)
+        self.keep(name, interpret.whole(name, s.axes, self.env, done))
 
     def store_state(self, name: str) -> None:
         w, acc = self.plan.workspace(name), self.complete(name)

@@ -37,7 +37,15 @@ class IntOp:
     b: Whole
 
 
-Whole = Int | IntVar | IntOp
+@dataclass(frozen=True, slots=True)
+class IntLoad:
+    """An element of a view of whole numbers."""
+
+    view: str
+    at: Whole
+
+
+Whole = Int | IntVar | IntOp | IntLoad
 
 
 # ---------------------------------------------------------------- f32 numbers
@@ -102,7 +110,15 @@ class LaneSum:
     lanes: int = 1
 
 
-Number = Num | Var | Load | Splat | Ramp | Call | LaneSum
+@dataclass(frozen=True, slots=True)
+class LaneMax:
+    """The largest of the lanes of a vector."""
+
+    x: Number
+    lanes: int = 1
+
+
+Number = Num | Var | Load | Splat | Ramp | Call | LaneSum | LaneMax
 
 
 # ---------------------------------------------------------------- statements
@@ -281,6 +297,9 @@ def rest(a: Whole, b: Whole) -> Whole:
     return Int(0) if b == Int(1) else IntOp("%", a, b)
 
 
+WHOLE: Mapping[str, Callable[[Whole, Whole], Whole]] = {"add": plus, "sub": minus, "mul": times}  # of positions
+
+
 def pieces(a: Whole, step: int) -> Whole:
     """How many pieces of `step` cover a: a / step rounded up."""
     return over(plus(a, Int(step - 1)), Int(step))
@@ -356,15 +375,18 @@ _INT: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def evaluated(x: Whole, names: Mapping[str, int]) -> int:
-    """The number that an expression is, given a number for each of its names."""
+def evaluated(x: Whole, names: Mapping[str, int], load: Callable[[str, int], int] | None = None) -> int:
+    """The number that an expression is, given a number for each of its names, and what memory holds where it reads."""
     match x:
         case Int(v):
             return v
         case IntVar(name):
             return names[name]
         case IntOp(fn, a, b):
-            return _INT[fn](evaluated(a, names), evaluated(b, names))
+            return _INT[fn](evaluated(a, names, load), evaluated(b, names, load))
+        case IntLoad(view, at):
+            assert load is not None, f"the size of something depends on {view}"
+            return load(view, evaluated(at, names, load))
 
 
 _FOLDING: dict[str, Callable[[Whole, Whole], Whole]] = {
@@ -400,6 +422,8 @@ def show_int(x: Whole, outer: int = 0) -> str:
             return str(v) if v >= 0 else f"({v})"
         case IntVar(name):
             return name
+        case IntLoad(view, at):
+            return f"{view}[{show_int(at)}]"
         case IntOp("min" | "max" as fn, a, b):
             return f"i{fn}({show_int(a)}, {show_int(b)})"
         case IntOp(fn, a, b):
@@ -432,6 +456,8 @@ def _show_number(x: Number) -> str:
             return f"{fn}({', '.join(_show_number(a) for a in args)})"
         case LaneSum(a):
             return f"lane_sum({_show_number(a)})"
+        case LaneMax(a):
+            return f"lane_max({_show_number(a)})"
 
 
 def _show_stmt(s: Stmt, pad: str) -> list[str]:

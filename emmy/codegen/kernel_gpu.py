@@ -15,8 +15,10 @@ from emmy.codegen.kernel import (
     Buffer,
     Call,
     Int,
+    IntLoad,
     IntOp,
     IntVar,
+    LaneMax,
     LaneSum,
     Let,
     LetInt,
@@ -249,7 +251,7 @@ def show_number(x: Number) -> str:
             return f"{fn}({', '.join(show_number(a) for a in args)})"
         case Ramp(start):
             return f"number({show_int(start)})"
-        case Splat() | LaneSum():
+        case Splat() | LaneSum() | LaneMax():
             raise AssertionError("a GPU thread has no vectors of numbers")
 
 
@@ -261,7 +263,7 @@ def _show_arg(x: Arg) -> str:
             return f"&{name}"
         case Further(word, by):
             return f"{word} + {show_int(by)}"
-        case Int() | IntVar() | IntOp():
+        case Int() | IntVar() | IntOp() | IntLoad():
             return show_int(x)
         case _:
             return show_number(x)

@@ -19,6 +19,7 @@ from emmy.codegen.kernel import (
     For,
     If,
     Kernel,
+    LaneMax,
     LaneSum,
     Let,
     LetInt,
@@ -153,7 +154,11 @@ class _Run:
                 self.body(then if self.whole(cond) else other)
 
     def whole(self, x: Whole) -> int:
-        return evaluated(x, self.ints)
+        return evaluated(x, self.ints, self.position)
+
+    def position(self, view: str, at: int) -> int:
+        memory, offset = self.views[view]
+        return int(memory.load(np.array([offset + at]), f"{self.where}: {view}[{at}]")[0])
 
     def transpose(self, s: Transpose) -> None:
         (to, to_offset), (of, of_offset) = self.views[s.to], self.views[s.of]
@@ -176,6 +181,8 @@ class _Run:
                 return (self.whole(start) + np.arange(lanes)).astype(np.float32)
             case LaneSum(a):
                 return np.array([self.number(a).sum()], np.float32)
+            case LaneMax(a):
+                return np.array([self.number(a).max()], np.float32)
             case Call(fn, args):
                 wide = [self.number(a).astype(np.float64) for a in args]
                 if len({len(w) for w in wide}) > 1:

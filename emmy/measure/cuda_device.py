@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from emmy.errors import EmmyError
 from emmy.ir.dtype import DType
-from emmy.ir.ops import Op, Products
+from emmy.ir.ops import FormulaOp, Op, Products
 from emmy.measure.answers import Answers, HostAnswers
 from emmy.measure.cuda_memory import ZONE_BYTES, CudaBuffer
 from emmy.measure.cuda_timing import GraphTiming
@@ -55,7 +55,7 @@ class CudaDevice(Device):
         return torch_stock(op, tensor, against) if self._has_torch else None
 
     def answers(self, op: Op) -> Answers:
-        if self._has_torch and isinstance(op, Products):
+        if self._has_torch and isinstance(op, Products | FormulaOp):
             return TorchAnswers(op, "cuda", tensor, self._answer_bytes)
         return HostAnswers(op, self.references, self.memory_bytes // 4)
 
@@ -112,7 +112,7 @@ class _Interface:
     """A buffer as other libraries take it over (CUDA Array Interface, version 3). Keeps the buffer alive."""
 
     def __init__(self, buffer: CudaBuffer) -> None:
-        kind = {"f32": "<f4", "f16": "<f2", "bf16": "<i2"}[buffer.dtype]
+        kind = {"f32": "<f4", "f16": "<f2", "bf16": "<i2", "i32": "<i4"}[buffer.dtype]
         self.buffer = buffer
         self.__cuda_array_interface__ = {
             "shape": buffer.shape,

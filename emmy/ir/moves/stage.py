@@ -9,7 +9,6 @@ from typing import ClassVar
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import (
     BOX_ROWS,
-    SIDE,
     TRANSFER_BYTES,
     block_shape,
     by_groups,
@@ -26,7 +25,8 @@ from emmy.ir.gpu import (
 )
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
-from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
+from emmy.ir.moves.row_loops import rows_only
+from emmy.ir.plan import BLOCK_LEVELS, SIDE, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
 # transport -> (capability the target must have, space the slots live in, default layout)
@@ -72,6 +72,8 @@ class Stage(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        if rows_only(plan, target):
+            return  # every element is read once, to where it is used
         if not target.is_cpu:
             yield from cls._gpu_sites(plan, target)
             return
@@ -157,6 +159,8 @@ class Stage(Move):
         inputs = [v.name for v in p.inputs if any(v.name in s.reads for s in working)]
         if self.value not in inputs:
             return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(inputs)}"
+        if self.value in p.gathered:
+            return f"{self.value} is read at computed positions: a block of it is no block of {len(p.value(self.value).axes)} axes"
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
             known = [t for t, (c, _, _) in TRANSPORTS.items() if target.can(c)]
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
