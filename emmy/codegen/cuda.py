@@ -12,6 +12,7 @@ from typing import assert_never
 
 from emmy.codegen.kernel import (
     Call,
+    Given,
     Int,
     IntOp,
     IntVar,
@@ -165,6 +166,8 @@ def _number(x: Number) -> str:
             return f"{view}[{_whole(at)}]"
         case Ramp(start):
             return f"float({_whole(start)})"
+        case Given(cond, a, b):
+            return f"({_whole(cond)} ? {_number(a)} : {_number(b)})"
         case Call(fn, (a, b)) if fn in _INFIX:
             return f"({_number(a)} {_INFIX[fn]} {_number(b)})"
         case Call(fn, (a, b)) if fn in _COMPARE:

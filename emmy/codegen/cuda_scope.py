@@ -41,6 +41,7 @@ from emmy.ir.gpu import (
     multiple,
     sharing_blocks,
 )
+from emmy.ir.masks import Bound, bounds
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
@@ -285,10 +286,24 @@ class Walk:
             lo = self.let(f"{x.axis}_lo", plus(outer.lo, times(index, Int(x.step))))
             full = multiple(dims[x.axis]) % x.step == 0 and (first or outer.full)
             self.scope[x.axis] = Piece(lo, x.step, outer.end, full)
+        for b in bounds(self.plan, self.launch):
+            self._bind(b)
         total: Whole = Int(1)
         for n in counts:
             total = times(total, n)
         return total
+
+    def _bind(self, b: Bound) -> None:
+        """Loops in time walk no pieces of an axis that masks leave nothing of."""
+        lo, hi = self.walked(b.axis)
+        step = next(x.step for x in self.nest if x.axis == b.axis and x.level == "serial")
+        other = self.scope[b.other]
+        if b.upper:
+            hi = self.let(f"{b.axis}_end", least(hi, plus(other.lo, Int(other.size + b.offset))))
+        else:
+            passed = IntOp("max", minus(plus(other.lo, Int(b.offset)), lo), Int(0))
+            lo = self.let(f"{b.axis}_begin", plus(lo, times(over(passed, Int(step)), Int(step))))
+        self.shares[b.axis] = lo, hi
 
     def _decode(self, counts: list[Whole]) -> list[Whole]:
         """The block's number along each loop; the last loop moves fastest."""

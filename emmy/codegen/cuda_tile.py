@@ -15,11 +15,12 @@ from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Sim
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
+from emmy.codegen.cuda_lift import Lifted, keep, lifted
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
-from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
+from emmy.codegen.cuda_values import FINISHED, Chain, Done, Folds, Spread, fold_parts
 from emmy.codegen.cuda_wgmma import LoadedWgmma, Wgmma
 from emmy.codegen.kernel import (
     Int,
@@ -258,6 +259,7 @@ class _Expand:
     rings: Rings
     shares: Shares | None = None  # where blocks share tiles
     sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
+    kept: dict[str, str] = field(default_factory=dict)  # value that a lift reads -> registers that hold its block
     closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
     # ------------------------------------------------------------ steps
@@ -371,7 +373,9 @@ class _Expand:
     def _loop(self, at: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
         w, x = self.w, self.w.nest[at]
         outer = w.scope[x.axis]
-        if any(x.axis in w.plan.program.stage(k.stage).axes for k in w.launch.tile.works):
+        p, works = w.plan.program, w.launch.tile.works
+        here = [s for s in (p.stage(k.stage) for k in works) if x.axis in s.axes]
+        if any(w.plan.stored(s, w.launch) for s in here) or not any(x.axis in p.stage(k.stage).folded for k in works):
             raise w.cannot(
                 f"a loop in time over {x.axis}, which is not folded: a GPU block makes its whole piece at once"
             )
@@ -397,6 +401,9 @@ class _Expand:
                 return self._dealt(chain, stage.axes, self._parts(chain)), {i + 1, i + 2, *used}
             if i + 1 < len(steps) and steps[i + 1] == Compute(s.stage) and self._is_statistic(stage):
                 return self._dealt(Chain(w, (Compute(s.stage),)), stage.every), {i + 1}
+            if stage.monoid and stage.monoid.lift:
+                self.sums[s.stage] = lifted(w, w.launch.tile.work(s.stage), self.kept)
+                return self.sums[s.stage].open(), set()
             works = tuple(map(w.launch.tile.work, self._beside(s.stage)))
             self.sums[s.stage] = direct(w, works) or contraction(w, works, KINDS)
             return self.sums[s.stage].open(), set()
@@ -408,11 +415,30 @@ class _Expand:
         self.closed.discard(s.stage)
         if fold.shared:
             return self._dealt(chain, stage.axes, fold.gathered(), fold.widest), used
+        lift = self._lift_of(chain)
+        if lift is not None and isinstance(fold, Contraction):
+            stage, value = lift
+            self.kept[value] = fold.registers[s.stage]
+            return (*close, *keep(w, chain, fold, value, stage.folded[0])), used
         spread, at = fold.spread()
+        if isinstance(fold, Lifted):
+            if isinstance(s, StoreState):
+                return (*close, *fold.stored_rows(), *chain.emit(spread, {s.stage: fold.sums_of(at[s.stage])})), used
+            return (*close, *fold.finish(), *chain.emit(spread, {s.stage: {FINISHED: at[s.stage]}})), used
         opened = self._statistics(chain, spread, whole=False)
         folded = {x: w.plan.program.stage(x).monoid for x in at}
         sums = {x: {c: at[x] for c, _ in m.state} for x, m in folded.items() if m}
         return (*opened, *close, *chain.emit(spread, sums)), used
+
+    def _lift_of(self, chain: Chain) -> tuple[Stage, str] | None:
+        """(a stage whose monoid's lift reads a value that the chain makes, that value)."""
+        p = self.w.plan.program
+        stages = (p.stage(k.stage) for k in self.w.launch.tile.works if not k.combine)
+        for s in (s for s in stages if s.monoid and s.monoid.lift):
+            made = [x.stage for x in chain.steps if isinstance(x, Close | Compute) and x.stage in s.reads]
+            if made:
+                return s, made[-1]
+        return None
 
     def _parts(self, chain: Chain) -> Folds:
         """What folds the parts that another launch left of each stage that the chain closes."""

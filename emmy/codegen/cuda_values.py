@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from emmy.codegen.cuda_statistic import Statistic
 
 _ALWAYS = Int(1)
+FINISHED = "finished"  # in place of the components of a stage that its fold has finished
 Done = Close | Compute | StoreStep | StoreState
 
 
@@ -232,7 +233,8 @@ class Chain:
             match s:
                 case Close():
                     assert stage.monoid is not None
-                    out += self._made(stage, stage.monoid.finish, spread, sums[stage.out])
+                    value = Axis(FINISHED) if FINISHED in sums[stage.out] else stage.monoid.finish
+                    out += self._made(stage, value, spread, sums[stage.out])
                 case Compute() if stage.reduces:
                     fold = self._folded(stage, spread)
                     out += only(self.exists(spread)[1], fold) if beyond else fold
@@ -253,6 +255,8 @@ class Chain:
                 case StoreState():
                     assert stage.monoid is not None
                     for c, axes in stage.monoid.components(stage):
+                        if c not in sums[stage.out]:
+                            continue  # of rows: stored by the fold
                         at = plus(part_start(self.w, stage, axes), index_of(self.w, axes, spread.spot))
                         yield Ref(parts_name(stage.out, c), at), "f32", sums[stage.out][c]
                 case Close() | Compute():

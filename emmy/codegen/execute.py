@@ -64,6 +64,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block
 from emmy.ir.gpu import SIDE, block_axes, cluster_size, receivers, sharing_blocks
+from emmy.ir.masks import bounds
 from emmy.ir.moves.streamk import whole_rounds
 from emmy.ir.plan import Channel, Plan
 
@@ -148,7 +149,21 @@ def _tiles(outline: Outline, env: Env) -> list[Env]:
     for i, loop in enumerate(t.nest[: t.n_block_loops]):
         whole = outline.plan.count(t.nest, i) if loop.level == "cluster" else 0  # a cluster has all its blocks
         tiles = [{**e, loop.axis: piece} for e in tiles for piece in pieces(e[loop.axis], loop.step, whole)]
-    return tiles
+    return [_unmasked(outline, tile) for tile in tiles]
+
+
+def _unmasked(outline: Outline, tile: Env) -> Env:
+    """The tile, of which loops in time walk whole pieces between the first and the last position that masks leave."""
+    nest, out = outline.launch.tile.nest, dict(tile)
+    for b in bounds(outline.plan, outline.launch):
+        (lo, hi), (first, end) = out[b.axis], tile[b.other]
+        step = next(x.step for x in nest if x.axis == b.axis and x.level == "serial")
+        if b.upper:
+            hi = max(lo, min(hi, end + b.offset))
+        else:
+            lo = max(lo, lo + (first + b.offset - lo) // step * step)
+        out[b.axis] = (lo, max(lo, hi))
+    return out
 
 
 def _run(ctas: list[Cta], rng: random.Random) -> None:

@@ -102,7 +102,16 @@ class LaneSum:
     lanes: int = 1
 
 
-Number = Num | Var | Load | Splat | Ramp | Call | LaneSum
+@dataclass(frozen=True, slots=True)
+class Given:
+    """a where a whole number is not 0, else b."""
+
+    cond: Whole
+    a: Number
+    b: Number
+
+
+Number = Num | Var | Load | Splat | Ramp | Call | LaneSum | Given
 
 
 # ---------------------------------------------------------------- statements
@@ -410,6 +419,8 @@ def _show_number(x: Number) -> str:
             return f"{fn}({', '.join(_show_number(a) for a in args)})"
         case LaneSum(a):
             return f"lane_sum({_show_number(a)})"
+        case Given(cond, a, b):
+            return f"({show_int(cond)} ? {_show_number(a)} : {_show_number(b)})"
 
 
 def _show_stmt(s: Stmt, pad: str) -> list[str]:

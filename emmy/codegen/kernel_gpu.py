@@ -14,6 +14,7 @@ from typing import Literal
 from emmy.codegen.kernel import (
     Buffer,
     Call,
+    Given,
     Int,
     IntOp,
     IntVar,
@@ -240,6 +241,8 @@ def show_number(x: Number) -> str:
             return f"{fn}({', '.join(show_number(a) for a in args)})"
         case Ramp(start):
             return f"number({show_int(start)})"
+        case Given(cond, a, b):
+            return f"({show_int(cond)} ? {show_number(a)} : {show_number(b)})"
         case Splat() | LaneSum():
             raise AssertionError("a GPU thread has no vectors of numbers")
 

@@ -134,7 +134,7 @@ class _Walk:
         self.opened |= {w.stage for w in opening}
         channels = refilled(p, t, i, inside)
         ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
-        late = _deferred(mine) if channels and min(c.depth for c in channels) > 1 else ()
+        late = _deferred(w for w in mine if loop.axis in p.stage(w.stage).folded) if channels and min(c.depth for c in channels) > 1 else ()
         top: tuple[Step, ...] = ()
         after = sync.after_loop(channels)
         if late:

@@ -1,10 +1,7 @@
 """Ops: what can be computed. `parse_op` reads an op's text."""
 
-<<<<<<< HEAD
-from emmy.ir.ops.bmm import Bmm
-=======
 from emmy.ir.ops.attention import Attention
->>>>>>> b35c78b (attention as an op: grouped heads, causal masks, windows; online knows sums kept above a constant)
+from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Geglu, Glu, Swiglu
 from emmy.ir.ops.matmul import Matmul, matmul
 from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, Work, parse_op
@@ -13,11 +10,8 @@ Products = Matmul | Glu | Bmm  # ops of matrix products
 
 __all__ = [
     "Accumulate",
-<<<<<<< HEAD
-    "Bmm",
-=======
     "Attention",
->>>>>>> b35c78b (attention as an op: grouped heads, causal masks, windows; online knows sums kept above a constant)
+    "Bmm",
     "Geglu",
     "Glu",
     "InputKind",

@@ -109,10 +109,11 @@ class Attention(Op):
         body: Expr = Apply("mul", (Read("S", logit), Const(self._scale)))
         nothing = Const(_NOTHING if self._blind else _MASKED)
         if self.causal:
-            seen = parse(f"t <= s + {self._later}" if self._later >= 0 else f"t + {-self._later} <= s")
+            seen = parse(f"t + {-self._later} <= s" if self._blind else _moved("t <= s", self._later))
             body = Apply("where", (seen, body, nothing))
         if self.window:
-            body = Apply("where", (parse(f"s + {self._later} < t + {self.window}"), body, nothing))
+            here = f"s < t + {self.window - self._later}" if self.window > self._later else f"{_moved('s', self._later - self.window)} < t"
+            body = Apply("where", (parse(here), body, nothing))
         a, m, total = Read("A", logit), Read("M", row), Read("L", row)
         weight = Read("P", logit)
         if self._blind:
@@ -181,6 +182,10 @@ class Attention(Op):
         logits = 8 * 2.0**-24 * sqrt(self.dim) * max(1.0, self._scale * sqrt(self.dim)) + 16 * 2.0**-22
         sums = {"f32": 0.0, "hybrid": 2.0**-8, "f16": 2.0**-7}[accumulate]
         return 5 * (epsilon(self.dtype) + logits) + sums, 2 * epsilon(self.dtype)
+
+
+def _moved(text: str, by: int) -> str:
+    return f"{text} + {by}" if by else text
 
 
 def _length(text: str) -> Dim:
