@@ -18,11 +18,13 @@ from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cuda_values import Chain, Folds, Spread, index_of, over_states, part_start
 from emmy.codegen.cuda_vector import function, store
+from emmy.codegen.cuda_wgmma import check_described, descriptor, further
 from emmy.codegen.kernel import Call, Given, Int, IntVar, LetInt, Load, Num, Number, Store, Whole, below, both, plus, rest, same, times
-from emmy.codegen.kernel_gpu import SMEM, Do, If, Ref, Regs, Stmt, bits, counter, shifted, unrolled
+from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, Further, If, Ref, Regs, Stmt, bits, counter, shifted, unrolled
+from emmy.codegen.ptx.wgmma import wgmma_name
 from emmy.codegen.steps import Compute
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors
-from emmy.ir.gpu import AGENTS
+from emmy.ir.gpu import AGENTS, GROUP
 from emmy.ir.masks import compared, layers
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.plan import Atom, Work
@@ -350,6 +352,32 @@ def _only_read(s: Stage, held: Mapping[str, str]) -> str:
     return next(v for v in s.reads if v in held)
 
 
+@dataclass(slots=True)
+class LiftedWgmma(Lifted):
+    """The contraction by a warpgroup: weights in registers, V from shared memory (PTX ISA: wgmma.mma_async, A in registers)."""
+
+    def _contracted(self, weights: str) -> tuple[Stmt, ...]:
+        check_described(self.w, self.b)
+        out = list(self._packed(weights))
+        word, n = descriptor(self.w, self.b, self.n, self.k, out), self.atom.n
+        name = "emmy_" + wgmma_name(n, self.dtype, "reg", b_mn=self.b.columns == self.n)
+        each = n // 2
+        out.append(Do("emmy_wgmma_fence"))
+        for kk in range(self.kt):
+            for i in range(self.mt):
+                for j in range(8 * self.nt // n):
+                    sums = Ref(self._sums, Int((i * (8 * self.nt // n) + j) * each))
+                    a = Ref(self._operand, Int(4 * (kk * self.mt + i)))
+                    out.append(Do(name, (sums, a, Further(word, further(self.b, self.k, j * n, 16 * kk)), Int(1))))
+        words = 4 * self.mt * self.kt
+        pinned = (Do("emmy_pin_b32x4", (Ref(self._operand, Int(at)),)) for at in range(0, words, 4))
+        return (*out, Do("emmy_wgmma_commit"), Do("emmy_wgmma_wait<0>"), *pinned)
+
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
+        own = times(bits(shifted(THREAD, 5), GROUP - 1), Int(16))
+        return fragments(self, own, self.atom.m, self.nt)
+
+
 # ---------------------------------------------------------------- what a lift reads
 def keep(w: Walk, chain: Chain, fold: Contraction, value: str, folded: str) -> tuple[Stmt, ...]:
     """The chain's last value in place of the sums it is made of, masks only where some element of the warp's block is masked."""
@@ -418,8 +446,9 @@ def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
     if base.monoid != MAX or not sums:
         raise w.cannot(f"{stage.out}: the lift of {stage.monoid.name} has folds other than a maximum and sums")
     atom = next(a for a in work.atoms if a.stage == inner.out)
-    if atom.name not in ("mma", "hybrid"):
-        raise w.cannot(f"{stage.out}: {atom.name} has no code in a lift; mma and hybrid have")
+    kind = _KINDS.get(atom.name)
+    if kind is None:
+        raise w.cannot(f"{stage.out}: {atom.name} has no code in a lift; {', '.join(_KINDS)} have")
     m, n, k = mnk_axes(inner)
     second = factors(inner.body)[1]
     assert m is not None and isinstance(second, Read)
@@ -428,11 +457,12 @@ def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
         raise w.cannot(f"{stage.out} reads {second.value}, which is not in shared memory as [{k},{n}]: stage it first")
     levels = ("grid", "cluster", "serial", *AGENTS)
     size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in levels), a) for a in (m, n, k)}
-    for a, step in ((m, 16), (n, 8), (k, 16)):
+    for a, step in ((m, atom.m), (n, atom.n), (k, 16)):
         if size[a] % step:
             raise w.cannot(f"{atom.name} takes {a} by {step}, a warp has {size[a]}")
     if size[k] % atom.k:
         raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
-    return Lifted(
-        w, stage, inner, atom, how, ring, m, n, k, size[m] // 16, size[n] // 8, size[k] // 16, kept
-    )
+    return kind(w, stage, inner, atom, how, ring, m, n, k, size[m] // atom.m, size[n] // 8, size[k] // 16, kept)
+
+
+_KINDS: dict[str, type[Lifted]] = {"mma": Lifted, "hybrid": Lifted, "wgmma": LiftedWgmma}

@@ -255,8 +255,7 @@ def _refuse_slots(plan: Plan, la: Launch, s: Stage, kind: AtomKind) -> str | Non
         c = la.tile.channel(v)
         if c is not None and c.transport != "tma":
             return f"{kind.name} reads {v} as tma leaves it, here {c.transport} brings it"
-        value = plan.program.value(v)
-        if c is None or len(value.axes) < 2:
+        if c is None or len((value := plan.program.value(v)).axes) < 2:
             continue
         rows, columns, together = block_shape(plan, la.tile, c)
         if swizzled_bytes(rows, columns, size_bytes(value.dtype), together) <= TRANSFER_BYTES:
