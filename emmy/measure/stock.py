@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.expr import FUNCTIONS, Array
+from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
+from emmy.measure.stock_attention import TorchAttention
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int) -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() | Bmm() if importlib.util.find_spec("torch"):
+        case Matmul() | Glu() | Bmm() | Attention() if importlib.util.find_spec("torch"):
             import torch
 
             torch.set_num_threads(threads)
@@ -53,6 +55,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> tuple[str, 
             return "torch", TorchGlu(op, tensor)
         case Bmm():
             return "torch", TorchBmm(op, tensor)
+        case Attention():
+            return "torch", TorchAttention(op, tensor)
         case _:
             return None
 

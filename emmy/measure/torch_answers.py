@@ -1,4 +1,5 @@
-"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches of them.
+"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches
+of them, attention.
 
 Inputs are drawn as the op's `inputs` describes them, by torch's generator. The products are the vendor library's, in another
 precision and by other code than any candidate's. Must not know plans or timing.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.dtype import DType
+from emmy.ir.ops.attention import Attention
 from emmy.ir.ops import Products
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Activation, Glu
@@ -100,7 +102,8 @@ class TorchAnswers(Answers):
                 x *= torch.rand(shape, generator=random, device=self._device) < self.products.filled
         else:
             x = torch.randn(shape, generator=random, device=self._device, dtype=torch.float32)
-            x *= 1 / sqrt(self.products.k) if name in ("B", "G", "U") else 1.0
+            if not isinstance(self.products, Attention) and name in ("B", "G", "U"):
+                x *= 1 / sqrt(self.products.k)
         return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
     def _right(self, case: Case) -> Tensors:
@@ -126,13 +129,35 @@ def reference(op: Products, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
     if isinstance(op, Bmm):
         return torch.stack([_product(op, a, b) for a, b in zip(inputs["A"], inputs["B"], strict=True)])
+    if isinstance(op, Attention):
+        return _attended(op, inputs)
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return _activated(op.activation, gate).mul_(up)
     return _finished(op, _product(op, inputs["A"], inputs["B"]), inputs)
 
 
-def _product(op: Products, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Head by head: the logits of all at once would take gigabytes."""
+    import torch
+
+    q, k = inputs["Q"], inputs["K"]
+    v, n, size = k if op.shared else inputs["V"], k.shape[-2], k.shape[-1]
+    heads, kv_heads = q.reshape(-1, q.shape[-2], size), (x.reshape(-1, n, size) for x in (k, v))
+    keys, values = (x.repeat_interleave(len(heads) // len(x), 0) for x in kv_heads)
+    t, at = torch.arange(n, device=q.device), torch.arange(q.shape[-2], device=q.device)[:, None] + (n - q.shape[-2])
+    hidden = (t > at) if op.causal else torch.zeros_like(t > at)
+    if op.window:
+        hidden |= at >= t + op.window
+    scale, out = op.scale or 1 / sqrt(size), []
+    for head, key, value in zip(heads, keys, values, strict=True):
+        logits = (head.double() @ key.double().t()).mul_(scale).masked_fill_(hidden, float("-inf"))
+        weights = torch.softmax(logits, 1).nan_to_num_(0.0)  # a query that sees no key
+        out.append(weights @ value.double())
+    return torch.stack(out).reshape(q.shape)
+
+
+def _product(op: Matmul | Glu, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
     a, y = a.double(), torch.empty((a.shape[0], op.n), dtype=torch.float64, device=a.device)
