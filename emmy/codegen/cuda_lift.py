@@ -165,7 +165,7 @@ class Lifted(Fold):
         for i, factor in enumerate(factors_):
             scale = self._of(f"scale{i or ''}")
             out.append(Regs(scale, "f32", 2 * self.mt))
-            body: list[Stmt] = [Store(scale, r, _of_rows(factor, names))]
+            body: list[Stmt] = [Store(scale, r, over_states(factor, names))]
             for c in (c for c, f in self.how.scales.items() if f == factor):
                 if c in self.rows:
                     body.append(Store(self._of(c), r, Call("mul", (Load(self._of(c), r), Load(scale, r)))))
@@ -319,12 +319,6 @@ def _exp_of_difference(a: Number, b: Number) -> Number:
     """exp(a - b) as 2^(a log2 e - b log2 e), of which the second product may be made once a row."""
     scale = Num(log2(euler))
     return Call("exp2", (Call("fma", (a, scale, Call("neg", (Call("mul", (b, scale)),)))),))
-
-
-def _of_rows(e: Expr, names: Mapping[str, Number]) -> Number:
-    if isinstance(e, Apply):
-        return function(e.fn, tuple(_of_rows(a, names) for a in e.args), lambda x: x)
-    return over_states(e, names)
 
 
 def _joined(m: Monoid, a: Number, b: Number) -> Number:

@@ -327,28 +327,32 @@ def fold_parts(stage: Stage, parts: int) -> States:
     def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
         names = {c: w.fresh(f"{stage.out}_{c}") for c, _ in m.state}
         news = {c: w.fresh(f"{stage.out}_{c}_part") for c, _ in m.state}
-        e, part = counter("e", spread.width), IntVar("part_no")
-        out: list[Stmt] = []
+        part, out = IntVar("part_no"), list[Stmt]()
+        # Components without the last axis are one number for a vector.
+        width = {c: spread.width if spread.axes[-1] in axes else 1 for c, axes in m.components(stage)}
         for (c, _), identity in zip(m.state, m.identity, strict=True):
-            out.append(Regs(names[c], "f32", spread.width))
-            out += unrolled("e", spread.width, (Store(names[c], e, Num(identity)),))
+            out.append(Regs(names[c], "f32", width[c]))
+            out += unrolled("e", width[c], (Store(names[c], counter("e", width[c]), Num(identity)),))
         body: list[Stmt] = []
         for c, axes in m.components(stage):
             at = plus(part_start(w, stage, axes, part), index_of(w, axes, spread.spot))
             start = Ref(parts_name(stage.out, c), at)
             body += [
-                Regs(news[c], "f32", spread.width),
-                *load(w, Ref(news[c], Int(0)), "f32", spread.width, start, "ldg"),
+                Regs(news[c], "f32", width[c]),
+                *load(w, Ref(news[c], Int(0)), "f32", width[c], start, "ldg"),
             ]
-        states: dict[str, Number] = {f"a_{c}": Load(names[c], e) for c in names}
-        states.update({f"b_{c}": Load(news[c], e) for c in names})
-        if len(m.state) != 1:
-            raise PlanError(f"{stage.out}: a GPU folds parts of one component, {m.name} has {len(m.state)}")
-        changed = tuple(
-            Store(names[c], e, over_states(x, states)) for (c, _), x in zip(m.state, m.combine, strict=True)
-        )
-        body += unrolled("e", spread.width, changed)
-        return (*out, For(part.name, Int(0), Int(parts), 1, tuple(body))), names
+        states: dict[str, Number] = {}
+        for c in names:
+            states |= {f"{side}_{c}": Load(x, counter("e", width[c])) for side, x in (("a", names[c]), ("b", news[c]))}
+        combined = {c: over_states(x, states) for (c, _), x in zip(m.state, m.combine, strict=True)}
+        for c in sorted(names, key=lambda c: -list(names).index(c)):  # the first component is read by the others
+            body += unrolled("e", width[c], (Store(names[c], counter("e", width[c]), combined[c]),))
+        out.append(For(part.name, Int(0), Int(parts), 1, tuple(body)))
+        for c in names:
+            if width[c] < spread.width:
+                one, names[c] = Load(names[c], Int(0)), w.fresh(f"{stage.out}_{c}_each")
+                out += (Regs(names[c], "f32", spread.width), *unrolled("e", spread.width, (Store(names[c], counter("e", spread.width), one),)))
+        return tuple(out), names
 
     return make
 
@@ -361,6 +365,6 @@ def over_states(e: Expr, names: Mapping[str, Number]) -> Number:
         case Axis(name):
             return names[name]
         case Apply(fn, args):
-            return Call(fn, tuple(over_states(a, names) for a in args))
+            return function(fn, tuple(over_states(a, names) for a in args), lambda x: x)
         case Read(value):
             raise PlanError(f"a monoid's expression reads the value {value}")
