@@ -207,7 +207,7 @@ class Lifted(Fold):
             name = self.w.fresh(f"{self.b.value}_now")
             out.append(LetInt(name, now))
             now = IntVar(name)
-        frag = f"{self.b.value}_frag"
+        frag = self._of(f"{self.b.value}_frag")
         out.append(Regs(frag, "b32", 2 * _CHUNK))
         half = self._of("half")
         if self.atom.name == "hybrid":

@@ -278,7 +278,11 @@ class Walk:
         for i, x in enumerate(loops):
             seen = any(y.axis == x.axis for y in loops[:i])
             counts.append(Int(self.plan.count(t.nest, i)) if seen else pieces(length_of(dims[x.axis]), x.step))
+        masks = bounds(self.plan, self.launch)
+        longest_last = {b.other for b in masks if b.upper}
         for i, (x, index) in enumerate(zip(loops, self._decode(counts), strict=True)):
+            if x.axis in longest_last:  # the longest tiles begin first, lest they run alone at the end
+                index = minus(plus(counts[i], Int(-1)), index)
             outer, first = self.scope[x.axis], all(y.axis != x.axis for y in loops[:i])
             if not first:
                 self._divides(x, outer.size)
@@ -286,7 +290,7 @@ class Walk:
             lo = self.let(f"{x.axis}_lo", plus(outer.lo, times(index, Int(x.step))))
             full = multiple(dims[x.axis]) % x.step == 0 and (first or outer.full)
             self.scope[x.axis] = Piece(lo, x.step, outer.end, full)
-        for b in bounds(self.plan, self.launch):
+        for b in masks:
             self._bind(b)
         total: Whole = Int(1)
         for n in counts:
