@@ -375,6 +375,8 @@ class LiftedWgmma(Lifted):
 # ---------------------------------------------------------------- what a lift reads
 def keep(w: Walk, chain: Chain, fold: Contraction, value: str, folded: str) -> tuple[Stmt, ...]:
     """The chain's last value in place of the sums it is made of, masks only where some element of the warp's block is masked."""
+    if fold.n != folded:
+        raise w.cannot(f"{value} lies along {fold.n} in registers, a lift folds it along {folded}")
     spread, at = fold.spread()
     stage, first = w.plan.program.stage(value), w.plan.program.stage(chain.steps[0].stage)
     assert first.monoid is not None

@@ -28,11 +28,13 @@ class Online(Move):
     out: str
     name: ClassVar[str] = "online"
     phase: ClassVar[int] = 1
+    first: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         moves = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works)
-        return legal_sites(moves, plan, target)
+        for site in legal_sites(moves, plan, target):
+            yield Site(site.move, mandatory=not target.is_cpu)  # weights of whole rows would fill a GPU's memory
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)
