@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from emmy.codegen.cpu import buffers
+from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_dealt import by_rows, in_order
@@ -31,6 +32,7 @@ from emmy.codegen.kernel import (
     both,
     evaluated,
     least,
+    pieces,
     plus,
     same,
     times,
@@ -93,7 +95,7 @@ from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, registers_at_launch, tile_
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
-from emmy.ir.program import Stage, same_rows
+from emmy.ir.program import Stage, Sym, same_rows
 from emmy.ir.target import Target
 
 KINDS: dict[str, type[Contraction]] = {
@@ -443,7 +445,15 @@ class _Expand:
     def _parts(self, chain: Chain) -> Folds:
         """What folds the parts that another launch left of each stage that the chain closes."""
         spaces = {s.stage: self.w.plan.workspace(s.stage) for s in chain.steps if isinstance(s, Close)}
-        return {x: fold_parts(self.w.plan.program.stage(x), space.parts) for x, space in spaces.items() if space}
+        plan = self.w.plan
+        filled = {  # a smaller symbol fills fewer parts
+            x: pieces(length_of(plan.program.dim(space.axis)), plan.part_step(space))
+            if isinstance(plan.program.dim(space.axis), Sym)
+            else Int(space.parts)
+            for x, space in spaces.items()
+            if space
+        }
+        return {x: fold_parts(plan.program.stage(x), n) for x, n in filled.items()}
 
     def _beside(self, stage: str) -> tuple[str, ...]:
         return beside(self.w.plan.program, self.w.launch.tile, stage)

@@ -319,7 +319,7 @@ def part_start(w: Walk, stage: Stage, axes: tuple[str, ...], part: Whole | None 
     return times(part, product(sizes))
 
 
-def fold_parts(stage: Stage, parts: int) -> States:
+def fold_parts(stage: Stage, parts: Whole) -> States:
     """A vector of each component folded over all parts of the workspace, in order."""
     m = stage.monoid
     assert m is not None
@@ -347,7 +347,7 @@ def fold_parts(stage: Stage, parts: int) -> States:
         combined = {c: over_states(x, states) for (c, _), x in zip(m.state, m.combine, strict=True)}
         for c in sorted(names, key=lambda c: -list(names).index(c)):  # the first component is read by the others
             body += unrolled("e", width[c], (Store(names[c], counter("e", width[c]), combined[c]),))
-        out.append(For(part.name, Int(0), Int(parts), 1, tuple(body)))
+        out.append(For(part.name, Int(0), parts, 1, tuple(body)))
         for c in names:
             if width[c] < spread.width:
                 one, names[c] = Load(names[c], Int(0)), w.fresh(f"{stage.out}_{c}_each")

@@ -41,7 +41,7 @@ from emmy.ir.moves.base import (
 from emmy.ir.moves.direct_tiles import refuse_direct
 from emmy.ir.moves.gpu_tiles import for_one, missing_loops
 from emmy.ir.moves.lifted_tiles import ATOMS as LIFT_ATOMS
-from emmy.ir.moves.lifted_tiles import lifted, product_below, refuse_lift
+from emmy.ir.moves.lifted_tiles import feeds_lift, lifted, refuse_lift
 from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage, swapped
@@ -155,16 +155,12 @@ class BindAtom(Move):
         reason = None if target.is_cpu or self.inner else refuse_beside(self, plan, w.stage)
         for x in self._stages(plan, la, s, target):
             reason = reason or _refuse_body(kind, x, plan) or _refuse_swapped(kind, x, target)
-        if reason is None and not target.is_cpu and self._feeds_lift(plan, la, w) and kind.name not in LIFT_ATOMS:
+        stage = plan.program.stage(w.stage)
+        joined = not target.is_cpu and (bool(self.inner) or feeds_lift(plan, la, stage))
+        if reason is None and joined and kind.name not in LIFT_ATOMS:
             reason = f"{kind.name} leaves sums of {s.out} where no lift can take them; {', '.join(LIFT_ATOMS)} do not"
         reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
-
-    def _feeds_lift(self, plan: Plan, la: Launch, w: Work) -> bool:
-        """Whether a lift of the launch reads what the atom makes, or holds it."""
-        s = lifted(plan, la)
-        below = product_below(plan, s) if s else None
-        return s is not None and (w.stage == s.out or (below is not None and below.out == w.stage))
 
     def _refuse_agents(self, plan: Plan, target: Target, la: Launch, s: Stage, kind: AtomKind) -> str | None:
         """Why those who share the launch's work cannot execute the atom."""

@@ -108,6 +108,13 @@ def product_below(plan: Plan, s: Stage) -> Stage | None:
     return None
 
 
+def feeds_lift(plan: Plan, la: Launch, s: Stage) -> bool:
+    """Whether a stage of a launch makes what a lift there reads, in registers."""
+    over = lifted(plan, la)
+    below = product_below(plan, over) if over else None
+    return below is not None and below.out == s.out
+
+
 def refuse_lift(plan: Plan, la: Launch, s: Stage, atom: str, allowed: int) -> str | None:
     """Why a GPU's threads cannot fold by the lift of `s` with that atom."""
     m, n, k = (plan.extent(la.tile.nest, a) for a in (s.axes[-2], s.axes[-1], s.folded[-1]))

@@ -10,6 +10,7 @@ from typing import ClassVar
 from emmy.ir.beside import beside
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_beside, refuse_late_loop, refuse_path, register
 from emmy.ir.moves.gpu_tiles import missing_loops, statistic_columns
+from emmy.ir.moves.lifted_tiles import feeds_lift
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, folds_results, refuse_loops
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
@@ -41,7 +42,7 @@ class SplitK(Move):
         for la in plan.launches:
             for w in la.tile.works:
                 s = plan.program.stage(w.stage)
-                if not s.reduces or la.tile.nest:
+                if not s.reduces or la.tile.nest or (not target.is_cpu and feeds_lift(plan, la, s)):
                     continue
                 results = not target.is_cpu and folds_results(plan.program, la.tile.works, s)
                 tried = _by_columns(plan, la, s, target) if results else (2, 3, 4, 6, 8, 16)
