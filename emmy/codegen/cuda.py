@@ -43,6 +43,7 @@ from emmy.codegen.kernel_gpu import (
     Further,
     GpuKernel,
     If,
+    LetAny,
     LetUniform,
     LetWide,
     MapRef,
@@ -101,6 +102,8 @@ class _Printer:
                 return [f"{pad}{const}int {name} = {_whole(x)};"]
             case LetUniform(name, x):
                 return [f"{pad}const int {name} = emmy_uniform({_whole(x)});"]
+            case LetAny(name, number):
+                return [f"{pad}const int {name} = emmy_any({_number(number)});"]
             case LetWide(name, helper, args):
                 return [f"{pad}const u64 {name} = {helper}({', '.join(_arg(a) for a in args)});"]
             case SetInt(name, x):

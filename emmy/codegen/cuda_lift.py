@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import e as euler
-from math import log2
+from math import log, log2
 
 from emmy.codegen.cuda_atoms import Contraction, Fold, fragments
 from emmy.codegen.cuda_copy import only
@@ -20,7 +20,7 @@ from emmy.codegen.cuda_values import Chain, Folds, Spread, index_of, over_states
 from emmy.codegen.cuda_vector import function, store
 from emmy.codegen.cuda_wgmma import check_described, descriptor, further
 from emmy.codegen.kernel import Call, Given, Int, IntVar, LetInt, Load, Num, Number, Store, Whole, below, both, plus, rest, same, times
-from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, Further, If, Ref, Regs, Stmt, bits, counter, shifted, unrolled
+from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, Further, If, LetAny, Ref, Regs, Stmt, bits, counter, shifted, unrolled
 from emmy.codegen.ptx.wgmma import wgmma_name
 from emmy.codegen.steps import Compute
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors
@@ -32,6 +32,9 @@ from emmy.ir.program import MAX, SUM, Monoid, Stage
 from emmy.ir.relative import Relative, relative
 
 _ABSENT = -3e38  # in place of an element that does not exist: below every maximum
+# Sums are made relative to a new maximum only where it is beyond the one they are relative to by this much: weights are
+# at most its exponential, 2^8, and after the first few pieces there is nothing to do.
+_SLACK = 8 * log(2)
 # The least maximum: above what masks, so that what they mask weighs nothing, and the rounding of its multiple is not inf.
 _FLOOR = -1e28
 _CHUNK = 4  # atoms along n that are made at a time: so many operands are in registers
@@ -160,11 +163,20 @@ class Lifted(Fold):
         states: dict[str, Number] = {f"a_{s.out}": Load(self._of(s.out), r), f"b_{s.out}": Load(new, r)}
         joined = Call("maximum", (over_states(self.how.joined, states), Num(_FLOOR)))
         out += self._each_row((Store(new, r, joined),))
-        names: dict[str, Number] = {f"a_{s.out}": Load(self._of(s.out), r), s.out: Load(new, r)}
+        old = Load(self._of(s.out), r)
+        beyond = Call("lt", (Call("add", (old, Num(_SLACK))), Load(new, r)))
+        further_on = Call("where", (beyond, Load(new, r), old))
+        out += self._each_row((Store(new, r, further_on),))
+        moved, any_moved = self._of("moved"), self.w.fresh(self._of("any_moved"))
+        differs = Call("maximum", (Load(moved, Int(0)), Call("lt", (old, Load(new, r)))))
+        out += (Regs(moved, "f32", 1), Store(moved, Int(0), Num(0.0)))
+        out += (*self._each_row((Store(moved, Int(0), differs),)), LetAny(any_moved, Load(moved, Int(0))))
+        names: dict[str, Number] = {f"a_{s.out}": old, s.out: Load(new, r)}
+        scaled: list[Stmt] = []
         factors_ = dict.fromkeys(self.how.scales.values())
         for i, factor in enumerate(factors_):
             scale = self._of(f"scale{i or ''}")
-            out.append(Regs(scale, "f32", 2 * self.mt))
+            scaled.append(Regs(scale, "f32", 2 * self.mt))
             body: list[Stmt] = [Store(scale, r, over_states(factor, names))]
             for c in (c for c, f in self.how.scales.items() if f == factor):
                 if c in self.rows:
@@ -172,8 +184,8 @@ class Lifted(Fold):
                 else:
                     at = self._at(self.nt)
                     body += self._along(self.nt, (Store(self._sums, at, Call("mul", (Load(self._sums, at), Load(scale, r)))),))
-            out += self._each_row(tuple(body))
-        return (*out, *self._each_row((Store(self._of(s.out), r, Load(new, r)),)))
+            scaled += self._each_row(tuple(body))
+        return (*out, If(IntVar(any_moved), tuple(scaled)), *self._each_row((Store(self._of(s.out), r, Load(new, r)),)))
 
     def _summed(self, s: Stage, held: Mapping[str, str]) -> tuple[Stmt, ...]:
         """A sum of each lane's elements of a row; lanes of a row join theirs at the end."""

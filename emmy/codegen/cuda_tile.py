@@ -85,6 +85,7 @@ from emmy.codegen.steps import (
     Store,
     StoreState,
     TakeSums,
+    Together,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -528,8 +529,11 @@ class _Expand:
 
 
 def _flat(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps without loops over warps and lanes: those are agents, and every work knows its share."""
+    """The steps without loops over warps and lanes: those are agents, every work knows its share, and each does its part."""
     out: list[Step] = []
     for s in steps:
+        if isinstance(s, Together):
+            out += s.body
+            continue
         out += _flat(s.body) if isinstance(s, ForStep) and s.loop.level in (*AGENTS, "lane") else (s,)
     return tuple(out)

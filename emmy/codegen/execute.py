@@ -54,6 +54,7 @@ from emmy.codegen.steps import (
     Store,
     StoreState,
     TakeSums,
+    Together,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -196,6 +197,7 @@ class _Agent(Works):
     rings: dict[int, Ring] = field(default_factory=dict)
     group: list[Slot] = field(default_factory=list)
     groups: list[list[Slot]] = field(default_factory=list)
+    last_agent: dict[int, bool] = field(default_factory=dict)  # loop over agents -> whether this is its last
 
     def run(self) -> Iterator[bool]:
         t = self.cta.outline.launch.tile
@@ -308,6 +310,9 @@ class _Agent(Works):
                 pass  # launches run one after another here
             case LaunchWait():
                 self.waited = True
+            case Together(body):
+                if all(self.last_agent.values()):
+                    yield from self.steps(body)
             case From(x, fill, body):
                 ring = self.ring(self.channel(x))
                 if ring is not None and ring.j >= fill:
@@ -345,14 +350,18 @@ class _Agent(Works):
         axis, whole = s.loop.axis, self.env[s.loop.axis]
         self.rings[s.at] = Ring(*whole, s.loop.step)
         least = int(s.loop.level in SIDE)  # an agent without a piece waits and arrives like the others
-        for j, piece in enumerate(pieces(whole, s.loop.step, least)):
+        walked = pieces(whole, s.loop.step, least)
+        for j, piece in enumerate(walked):
             self.rings[s.at].j = j
+            if least:
+                self.last_agent[s.at] = j + 1 == len(walked)
             self.env[axis] = piece
             if s.loop.level in SIDE:
                 self.side[s.at] = j
             yield from self.steps(s.body)
             self.env[axis] = whole
         self.side.pop(s.at, None)
+        self.last_agent.pop(s.at, None)
         del self.rings[s.at]
 
     # ------------------------------------------------------------ channels

@@ -82,6 +82,14 @@ class LetUniform:
 
 
 @dataclass(frozen=True, slots=True)
+class LetAny:
+    """A new whole number that is the same in all lanes of a warp: whether a number is not 0 in any of them."""
+
+    name: str
+    value: Number
+
+
+@dataclass(frozen=True, slots=True)
 class LetWide:
     """A new 64-bit word that a helper makes, such as the descriptor of an operand in shared memory."""
 
@@ -128,7 +136,7 @@ class If:
 
 
 Arg = Ref | MapRef | Further | Whole | Number
-Stmt = LetInt | LetUniform | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
+Stmt = LetInt | LetUniform | LetAny | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +277,8 @@ def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:  # noqa: C901  one cas
                 out.append(f"{pad}int {name} = {show_int(whole)}")
             case LetUniform(name, whole):
                 out.append(f"{pad}uniform int {name} = {show_int(whole)}")
+            case LetAny(name, x):
+                out.append(f"{pad}int {name} = any({show_number(x)})")
             case LetWide(name, helper, args):
                 out.append(f"{pad}word {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
             case SetInt(name, whole):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emmy.codegen import sync
-from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
+from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState, Together
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
@@ -95,6 +95,7 @@ class _Walk:
     sync: sync.Sync
     opened: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
+    given_back: dict[str, tuple[Step, ...]] = field(default_factory=dict)  # first work of a group -> what follows it
     in_time: int = 0  # loops around, inside the block, that one agent walks by itself
 
     def tile(self) -> tuple[Step, ...]:
@@ -147,6 +148,11 @@ class _Walk:
         else:
             before, top = self.sync.before_loop(channels), self.sync.top_of_iteration(channels)
             bottom = self.sync.bottom_of_iteration(channels)
+        early = () if late or ahead else self.last_uses(i, mine, channels)
+        for joint, first in early:
+            self.given_back[first] = (*self.given_back.get(first, ()), Together(self.sync.give_back(joint)))
+        if early:
+            bottom = self.sync.bottom_of_iteration(channels, tuple(joint for joint, _ in early))
         self.settled |= set(late)
         self.in_time += loop.level not in SIDE
         body = (*top, *self.nest(i + 1, inside), *bottom)
@@ -158,6 +164,23 @@ class _Walk:
         closes = (s for group in groups(p, opening) for s in self.close(group))
         return (*opens, *before, *walked, *after, *closes)
 
+    def last_uses(
+        self, i: int, works: list[Work], channels: tuple[Channel, ...]
+    ) -> tuple[tuple[sync.Joint, str], ...]:
+        """(rings of the copy engine that are used up before the iteration ends, first of the works that read them last).
+
+        Where works that hand values on in registers read different rings, each is given back behind its last reader.
+        """
+        p, inner = self.plan.program, self.launch.tile.nest[i + 1 :]
+        if any(x.level not in SIDE for x in inner):
+            return ()
+        order, out = [g for g in groups(p, works)], []
+        for joint in self.sync.given_back(channels):
+            readers = [g for g in order if any(c.value in p.stage(w.stage).reads for c in joint for w in g)]
+            if readers and readers[-1] is not order[-1]:
+                out.append((joint, readers[-1][0].stage))
+        return tuple(out)
+
     def leaf(self, group: tuple[Work, ...]) -> tuple[Step, ...]:
         """Works side by side, or one alone."""
         p, names = self.plan.program, [w.stage for w in group]
@@ -167,7 +190,7 @@ class _Walk:
         if group[0].combine:
             return (*waits, *opens, *map(FoldParts, names), *self.close(group))
         settle = tuple(Settle(x, 0) for x in _deferred(group) if x not in self.settled)
-        computes = (*waits, *map(Compute, names), *settle)
+        computes = (*waits, *map(Compute, names), *settle, *self.given_back.get(names[0], ()))
         if names[0] in self.opened:
             return computes
         if s.reduces:

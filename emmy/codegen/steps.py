@@ -258,6 +258,13 @@ class LaunchWait:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """The body, inside loops over agents, when all of them have come this far: each does its part of it."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class From:
     """The body, from that fill of the channel's loop on: those before it were made ahead of the loop."""
 
@@ -294,6 +301,7 @@ Step = (
     | LetNext
     | LaunchWait
     | From
+    | Together
     | Helping
     | Owning
     | ForHelpers
@@ -423,6 +431,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}let the next launch begin")
             case LaunchWait():
                 out.append(f"{pad}wait for the launches before")
+            case Together(body):
+                out += [f"{pad}all together:", *_show(body, pad + "  ")]
             case From(x, n, body):
                 out.append(f"{pad}from fill {n} of {x} on:")
                 out += _show(body, pad + "  ")
