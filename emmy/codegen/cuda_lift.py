@@ -406,9 +406,11 @@ def keep(w: Walk, chain: Chain, fold: Contraction, value: str, folded: str) -> t
         body += unrolled("e", spread.width, (Store(ref.view, place, Load(here.view, plus(here.at, e))),))
     out = list(_everywhere(spread, tuple(body)))
     now = Load(ref.view, place)
-    ends = {a: _ends(w, fold, a) for a in stage.axes[-2:]}
+    ends = {"": (Int(0), Int(0))} | {a: _ends(w, fold, a) for a in stage.axes[-2:]}
 
     def element(axis: str) -> Whole:
+        if not axis:
+            return Int(0)
         return plus(spread.spot[axis], e) if axis == spread.axes[-1] else spread.spot[axis]
 
     for cond, otherwise in masks:

@@ -301,7 +301,7 @@ class Walk:
         """Loops in time walk no pieces of an axis that masks leave nothing of."""
         lo, hi = self.walked(b.axis)
         step = next(x.step for x in self.nest if x.axis == b.axis and x.level == "serial")
-        other = self.scope[b.other]
+        other = self.scope.get(b.other, Piece(Int(0), 1, Int(1), True))
         if b.upper:
             hi = self.let(f"{b.axis}_end", least(hi, plus(other.lo, Int(other.size + b.offset))))
         else:

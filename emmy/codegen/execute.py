@@ -157,7 +157,7 @@ def _unmasked(outline: Outline, tile: Env) -> Env:
     """The tile, of which loops in time walk whole pieces between the first and the last position that masks leave."""
     nest, out = outline.launch.tile.nest, dict(tile)
     for b in bounds(outline.plan, outline.launch):
-        (lo, hi), (first, end) = out[b.axis], tile[b.other]
+        (lo, hi), (first, end) = out[b.axis], tile.get(b.other, (0, 1))
         step = next(x.step for x in nest if x.axis == b.axis and x.level == "serial")
         if b.upper:
             hi = max(lo, min(hi, end + b.offset))

@@ -12,7 +12,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
 from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
+from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
 from emmy.ir.program import swapped
 
 
@@ -96,6 +96,7 @@ class _Walk:
     opened: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
     given_back: dict[str, tuple[Step, ...]] = field(default_factory=dict)  # first work of a group -> what follows it
+    waited: tuple[Channel, ...] = ()  # channels whose fill of the tile has been waited for
     in_time: int = 0  # loops around, inside the block, that one agent walks by itself
 
     def tile(self) -> tuple[Step, ...]:
@@ -104,6 +105,10 @@ class _Walk:
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
         top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
+        if any(x.level == "serial" for x in t.nest):
+            # Read in every iteration of a loop, which may have none: they have landed before a block ends all the same.
+            self.waited = channels
+            top = (*top, *self.sync.before_work(tuple(c.value for c in channels), channels))
         end = sync.end_of_tile(self.plan, self.launch, self.role)
         steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
         if t.order.kind == "streamk":
@@ -186,7 +191,8 @@ class _Walk:
         p, names = self.plan.program, [w.stage for w in group]
         s, opens = p.stage(names[0]), tuple(map(Open, names))
         reads = dict.fromkeys(v for x in names for v in p.stage(x).reads)
-        waits = self.sync.before_work(tuple(reads), self.launch.tile.channels)
+        due = tuple(c for c in self.launch.tile.channels if c not in self.waited)
+        waits = self.sync.before_work(tuple(reads), due)
         if group[0].combine:
             return (*waits, *opens, *map(FoldParts, names), *self.close(group))
         settle = tuple(Settle(x, 0) for x in _deferred(group) if x not in self.settled)

@@ -17,7 +17,7 @@ NOTHING = -1e30  # what is not above this adds nothing beside anything that is
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`axis` <= `other` + offset where `upper`, else `axis` >= `other` + offset: nowhere else is there anything to fold."""
+    """`axis` <= `other` + offset (without `other`, <= offset) where `upper`, else `axis` >= `other` + offset: nowhere else is there anything to fold."""
 
     axis: str
     other: str
@@ -26,7 +26,7 @@ class Bound:
 
 
 def compared(cond: Expr) -> tuple[str, str, int] | None:
-    """(x, y, offset) of a condition that says x <= y + offset, for two axes; None for another condition."""
+    """(x, y, offset) of a condition that says x <= y + offset, for two axes, of which one may be "", which is 0; else None."""
     if not isinstance(cond, Apply) or cond.fn not in ("le", "lt"):
         return None
     left, right = (_moved(a) for a in cond.args)
@@ -40,6 +40,8 @@ def _moved(e: Expr) -> tuple[str, int] | None:
     match e:
         case Axis(name):
             return name, 0
+        case Const(v) if v == int(v):
+            return "", int(v)
         case Apply("add", (Axis(name), Const(v))) if v == int(v):
             return name, int(v)
         case _:
@@ -69,9 +71,9 @@ def bounds(plan: Plan, launch: Launch) -> tuple[Bound, ...]:
             found = compared(cond)
             assert found is not None
             x, y, offset = found
-            if x == s.folded[0] and y in cut and x in in_time:
+            if x == s.folded[0] and y in (*cut, "") and x in in_time:
                 out.append(Bound(x, y, offset, True))
-            elif y == s.folded[0] and x in cut and y in in_time:
+            elif y == s.folded[0] and x in (*cut, "") and y in in_time:
                 out.append(Bound(y, x, -offset, False))
     return tuple(out)
 

@@ -48,7 +48,7 @@ def _running(op: Attention, x: Mapping[str, torch.Tensor]) -> list[Callable[[], 
     from torch.nn.functional import scaled_dot_product_attention
 
     size = x["Q"].shape[-1]
-    q, k = (t.reshape(1, -1, t.shape[-2], size) for t in (x["Q"], x["K"]))
+    q, k = (x[v].reshape(1, heads, -1, size) for v, heads in (("Q", op.heads), ("K", op.groups)))
     v = k if op.shared else x["V"].reshape(k.shape)
     grouped = k.shape[1] != q.shape[1]
     every = tuple(t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v)) if grouped else (k, v)

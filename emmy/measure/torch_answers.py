@@ -142,10 +142,11 @@ def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor
     import torch
 
     q, k = inputs["Q"], inputs["K"]
-    v, n, size = k if op.shared else inputs["V"], k.shape[-2], k.shape[-1]
-    heads, kv_heads = q.reshape(-1, q.shape[-2], size), (x.reshape(-1, n, size) for x in (k, v))
-    keys, values = (x.repeat_interleave(len(heads) // len(x), 0) for x in kv_heads)
-    t, at = torch.arange(n, device=q.device), torch.arange(q.shape[-2], device=q.device)[:, None] + (n - q.shape[-2])
+    v, size = k if op.shared else inputs["V"], k.shape[-1]
+    heads = q.reshape(op.heads, -1, size)
+    keys, values = (x.reshape(op.groups, -1, size).repeat_interleave(op.heads // op.groups, 0) for x in (k, v))
+    n, rows = keys.shape[1], heads.shape[1]
+    t, at = torch.arange(n, device=q.device), torch.arange(rows, device=q.device)[:, None] + (n - rows)
     hidden = (t > at) if op.causal else torch.zeros_like(t > at)
     if op.window:
         hidden |= at >= t + op.window

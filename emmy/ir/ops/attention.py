@@ -34,7 +34,7 @@ class Attention(Op):
     scale:    of the logits; 0 = 1 / sqrt(dim)
     shared:   K is V too
 
-    A query that sees no key gets zeros.
+    A query that sees no key gets zeros. Q and O have axes h,s and the head's own; g,r,s where heads share keys, g,r for one query.
     """
 
     heads: int
@@ -56,7 +56,7 @@ class Attention(Op):
                 raise UsageError(f"attention: {name} is {size}, allowed 1..{_MOST}")
         if self.dtype not in DTYPES:
             raise UsageError(f"attention: dtype {self.dtype}; allowed are {', '.join(DTYPES)}")
-        if self.kv_heads < 0 or self.heads % self._kv:
+        if self.kv_heads < 0 or self.heads % self.groups:
             raise UsageError(f"attention: {self.kv_heads} heads of K and V do not divide the {self.heads} of Q")
         if self.window < 0 or (self.window and not self.causal):
             raise UsageError(f"attention: a window of {self.window} positions needs causal")
@@ -66,14 +66,15 @@ class Attention(Op):
             raise UsageError(f"attention: {self.queries} queries of {self.keys} keys: both are open and equal, or neither")
 
     @property
-    def _kv(self) -> int:
+    def groups(self) -> int:
+        """Heads of K and V."""
         return self.kv_heads or self.heads
 
     @property
     def key(self) -> str:
         words = ["causal"] if self.causal else []
         words += [f"window{self.window}"] if self.window else []
-        words += [f"kv{self._kv}"] if self._kv != self.heads else []
+        words += [f"kv{self.groups}"] if self.groups != self.heads else []
         words += ["k_is_v"] if self.shared else []
         words += [f"scale{self.scale!r}"] if self.scale else []
         shape = f"{self.heads}x{self.queries}x{self.keys}x{self.dim}"
@@ -82,9 +83,16 @@ class Attention(Op):
     @property
     def _sizes(self) -> tuple[tuple[str, Dim], ...]:
         """The heads' axes, those of K and V first, then the others."""
-        heads = (("g", self._kv), ("r", self.heads // self._kv)) if self._kv != self.heads else (("h", self.heads),)
+        grouped = self.groups != self.heads or self._one
+        heads = (("g", self.groups), ("r", self.heads // self.groups)) if grouped else (("h", self.heads),)
+        rows = () if self._one else (("s", self.queries),)
         own = () if self.shared else (("e", self.dim),)
-        return (*heads, ("s", self.queries), ("t", self.keys), ("d", self.dim), *own)
+        return (*heads, *rows, ("t", self.keys), ("d", self.dim), *own)
+
+    @property
+    def _one(self) -> bool:
+        """Whether there is one query: then the heads that share keys are the rows of a matrix, and there is no axis s."""
+        return self.queries == 1
 
     @property
     def _later(self) -> int:
@@ -104,14 +112,17 @@ class Attention(Op):
         dims = self._sizes
         e, keys = dims[-1][0], "K" if self.shared else "V"
         kv, q = dims[0][0], tuple(a for a, _ in dims if a in "ghr")
-        row, logit, out = (*q, "s"), (*q, "s", "t"), (*q, "s", e)
+        row = q if self._one else (*q, "s")
+        logit, out = (*row, "t"), (*row, e)
         scores = Apply("mul", (Read("Q", (*row, "d")), Read("K", (kv, "t", "d"))))
         body: Expr = Apply("mul", (Read("S", logit), Const(self._scale)))
         nothing = Const(_NOTHING if self._blind else _MASKED)
-        if self.causal:
+        if self.causal and not self._one:  # one query is at the last position
             seen = parse(f"t + {-self._later} <= s" if self._blind else _moved("t <= s", self._later))
             body = Apply("where", (seen, body, nothing))
-        if self.window:
+        if self.window and self._one:
+            body = Apply("where", (parse(f"{self._later - self.window} < t"), body, nothing))
+        elif self.window:
             here = f"s < t + {self.window - self._later}" if self.window > self._later else f"{_moved('s', self._later - self.window)} < t"
             body = Apply("where", (parse(here), body, nothing))
         a, m, total = Read("A", logit), Read("M", row), Read("L", row)
@@ -142,8 +153,10 @@ class Attention(Op):
 
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
         q, k, v = (decode(inputs[x], self.dtype) for x in ("Q", "K", "K" if self.shared else "V"))
-        if self._kv != self.heads:
+        if self.groups != self.heads or self._one:
             k, v = k[:, None], v[:, None]
+        if self._one:
+            q = q[..., None, :]
         logits = np.matmul(q, np.swapaxes(k, -1, -2)) * self._scale
         s, t = (np.arange(n) for n in logits.shape[-2:])
         at = s[:, None] + (len(t) - len(s))
@@ -154,19 +167,20 @@ class Attention(Op):
         top = np.max(logits, axis=-1, keepdims=True)
         weights = np.where(seen, np.exp(logits - np.where(np.isfinite(top), top, 0.0)), 0.0)
         total = np.sum(weights, axis=-1, keepdims=True)
-        return {"O": np.matmul(weights, v) / np.where(total > 0, total, 1.0)}
+        out = np.matmul(weights, v) / np.where(total > 0, total, 1.0)
+        return {"O": out[..., 0, :] if self._one else out}
 
     def seen(self, sizes: Mapping[str, int] | None = None) -> int:
         """Pairs of a query and a key that it sees, of one head."""
         n = self.program().sizes(sizes or self.typical_sizes())
         if not self.causal:
-            return n["s"] * n["t"]
-        last = np.arange(n["s"]) + n["t"] - n["s"] + 1  # keys up to each query
+            return n.get("s", 1) * n["t"]
+        last = np.arange(n.get("s", 1)) + n["t"] - n.get("s", 1) + 1  # keys up to each query
         return int(np.clip(last, 0, self.window or n["t"]).sum())
 
     def work(self, sizes: Mapping[str, int] | None = None) -> Work:
         n = self.program().sizes(sizes or self.typical_sizes())
-        moved = 2 * self.heads * n["s"] + (1 if self.shared else 2) * self._kv * n["t"]
+        moved = 2 * self.heads * n.get("s", 1) + (1 if self.shared else 2) * self.groups * n["t"]
         return Work(4.0 * self.heads * self.seen(sizes) * self.dim, float(moved * self.dim * size_bytes(self.dtype)))
 
     def is_exact(self, kind: InputKind, output: str | None = None) -> bool:
