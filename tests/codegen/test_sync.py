@@ -45,6 +45,7 @@ from emmy.codegen.steps import (
     Store,
     StoreState,
     TakeSums,
+    Together,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -266,7 +267,7 @@ PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside on
     ),
     "early stream-K": (PROJECTION, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/streamk(3) k0/pdl()"),
 }
-NESTED = For | From | Helping | Owning | ForHelpers
+NESTED = For | From | Together | Helping | Owning | ForHelpers
 
 
 @cache
@@ -599,8 +600,6 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
 HARMLESS = {
     # The producer waits for empty_A first, and both rings are released together once both were read.
     ("a wait dropped", "ping-pong filled once a tile", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
-    # K and V are given back together once both were read, and the producer waits for K's slot first.
-    ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),

@@ -195,7 +195,7 @@ class Attention(Op):
         """
         logits = 8 * 2.0**-24 * sqrt(self.dim) * max(1.0, self._scale * sqrt(self.dim)) + 16 * 2.0**-22
         sums = {"f32": 0.0, "hybrid": 2.0**-8, "f16": 2.0**-7}[accumulate]
-        return 5 * (epsilon(self.dtype) + logits) + sums, 2 * epsilon(self.dtype)
+        return 5 * (epsilon(self.dtype) + logits) + sums, epsilon(self.dtype)
 
 
 def _moved(text: str, by: int) -> str:
