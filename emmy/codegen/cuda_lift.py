@@ -19,8 +19,39 @@ from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cuda_values import Chain, Folds, Spread, index_of, over_states, part_start
 from emmy.codegen.cuda_vector import function, store
 from emmy.codegen.cuda_wgmma import check_described, descriptor, further
-from emmy.codegen.kernel import Call, Given, Int, IntVar, LetInt, Load, Num, Number, Store, Whole, below, both, plus, rest, same, times
-from emmy.codegen.kernel_gpu import SMEM, THREAD, Do, Further, If, LetAny, Ref, Regs, Stmt, bits, counter, shifted, unrolled
+from emmy.codegen.kernel import (
+    Call,
+    Given,
+    Int,
+    IntVar,
+    LetInt,
+    Load,
+    Num,
+    Number,
+    Store,
+    Whole,
+    below,
+    both,
+    plus,
+    rest,
+    same,
+    times,
+)
+from emmy.codegen.kernel_gpu import (
+    SMEM,
+    THREAD,
+    Do,
+    Further,
+    If,
+    LetAny,
+    Ref,
+    Regs,
+    Stmt,
+    bits,
+    counter,
+    shifted,
+    unrolled,
+)
 from emmy.codegen.ptx.wgmma import wgmma_name
 from emmy.codegen.steps import Compute
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors
@@ -183,7 +214,9 @@ class Lifted(Fold):
                     body.append(Store(self._of(c), r, Call("mul", (Load(self._of(c), r), Load(scale, r)))))
                 else:
                     at = self._at(self.nt)
-                    body += self._along(self.nt, (Store(self._sums, at, Call("mul", (Load(self._sums, at), Load(scale, r)))),))
+                    body += self._along(
+                        self.nt, (Store(self._sums, at, Call("mul", (Load(self._sums, at), Load(scale, r)))),)
+                    )
             scaled += self._each_row(tuple(body))
         return (*out, If(IntVar(any_moved), tuple(scaled)), *self._each_row((Store(self._of(s.out), r, Load(new, r)),)))
 
@@ -421,7 +454,9 @@ def keep(w: Walk, chain: Chain, fold: Contraction, value: str, folded: str) -> t
             raise w.cannot(f"{value} is masked along {x} and {y}, an atom has {', '.join(ends)}")
         seen = Given(below(element(x), plus(element(y), Int(offset + 1))), now, Num(otherwise))
         clear = below(ends[x][1], plus(ends[y][0], Int(offset + 1)))
-        out.append(If(same(clear, Int(0)), _everywhere(spread, unrolled("e", spread.width, (Store(ref.view, place, seen),)))))
+        out.append(
+            If(same(clear, Int(0)), _everywhere(spread, unrolled("e", spread.width, (Store(ref.view, place, seen),))))
+        )
     if not w.scope[folded].full:
         end = w.scope[folded].end
         there = Given(below(element(folded), end), now, Num(_ABSENT))
@@ -450,7 +485,9 @@ def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
     how = relative(stage.monoid)
     inner = next((s for s in stage.monoid.lift if any(a.stage == s.out for a in work.atoms)), None)
     if how is None or inner is None:
-        raise w.cannot(f"{stage.out} is folded by {stage.monoid.name}; a GPU needs an atom for a contraction of its lift")
+        raise w.cannot(
+            f"{stage.out} is folded by {stage.monoid.name}; a GPU needs an atom for a contraction of its lift"
+        )
     base = next(s for s in stage.monoid.lift if s.out == how.base)
     sums = all(s.monoid == SUM for s in stage.monoid.lift if s.reduces and s is not base)
     if base.monoid != MAX or not sums:

@@ -351,7 +351,10 @@ def fold_parts(stage: Stage, parts: Whole) -> States:
         for c in names:
             if width[c] < spread.width:
                 one, names[c] = Load(names[c], Int(0)), w.fresh(f"{stage.out}_{c}_each")
-                out += (Regs(names[c], "f32", spread.width), *unrolled("e", spread.width, (Store(names[c], counter("e", spread.width), one),)))
+                out += (
+                    Regs(names[c], "f32", spread.width),
+                    *unrolled("e", spread.width, (Store(names[c], counter("e", spread.width), one),)),
+                )
         return tuple(out), names
 
     return make

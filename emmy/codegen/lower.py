@@ -6,13 +6,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emmy.codegen import sync
-from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState, Together
+from emmy.codegen.steps import (
+    Close,
+    Compute,
+    FoldParts,
+    For,
+    Open,
+    Outline,
+    RoleSteps,
+    Settle,
+    Step,
+    Store,
+    StoreState,
+    Together,
+)
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
 from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
+from emmy.ir.plan import (
+    BLOCK_LEVELS,
+    Channel,
+    Launch,
+    Plan,
+    Role,
+    Work,
+    folds_results,
+    loop_works,
+    refilled,
+    refuse_loops,
+)
 from emmy.ir.program import swapped
 
 
@@ -140,7 +164,11 @@ class _Walk:
         self.opened |= {w.stage for w in opening}
         channels = refilled(p, t, i, inside)
         ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
-        late = _deferred(w for w in mine if loop.axis in p.stage(w.stage).folded) if channels and min(c.depth for c in channels) > 1 else ()
+        late = (
+            _deferred(w for w in mine if loop.axis in p.stage(w.stage).folded)
+            if channels and min(c.depth for c in channels) > 1
+            else ()
+        )
         top: tuple[Step, ...] = ()
         after = sync.after_loop(channels)
         if late:
@@ -169,9 +197,7 @@ class _Walk:
         closes = (s for group in groups(p, opening) for s in self.close(group))
         return (*opens, *before, *walked, *after, *closes)
 
-    def last_uses(
-        self, i: int, works: list[Work], channels: tuple[Channel, ...]
-    ) -> tuple[tuple[sync.Joint, str], ...]:
+    def last_uses(self, i: int, works: list[Work], channels: tuple[Channel, ...]) -> tuple[tuple[sync.Joint, str], ...]:
         """(rings of the copy engine that are used up before the iteration ends, first of the works that read them last).
 
         Where works that hand values on in registers read different rings, each is given back behind its last reader.

@@ -71,7 +71,12 @@ def _running(op: Attention, x: Mapping[str, torch.Tensor]) -> list[Callable[[], 
         return run
 
     found = []
-    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+    for backend in (
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ):
         if backend is SDPBackend.MATH and found:
             break  # it makes every logit in memory
         for kv in ((k, v), every)[: 1 + grouped]:

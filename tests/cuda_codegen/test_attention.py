@@ -62,8 +62,18 @@ CASES = {
         by_warps(GROUPS, 32, 32, "tma", 3),
         {},
     ),
-    "open sizes": ("attention:2xm(1..90)xm(1..90)x16:f16:causal", "rtx5090", by_warps(HEADS, 32, 16, "tma", 2), {"m": 41}),
-    "queries that see no key": ("attention:1x90x37x16:f16:causal", "rtx4090", by_warps(HEADS, 16, 16, "cp_async", 2), {}),
+    "open sizes": (
+        "attention:2xm(1..90)xm(1..90)x16:f16:causal",
+        "rtx5090",
+        by_warps(HEADS, 32, 16, "tma", 2),
+        {"m": 41},
+    ),
+    "queries that see no key": (
+        "attention:1x90x37x16:f16:causal",
+        "rtx4090",
+        by_warps(HEADS, 16, 16, "cp_async", 2),
+        {},
+    ),
     "warpgroups, a producer": ("attention:2x150x150x64:f16:causal", "h200", by_groups(HEADS, 64, 2, 64), {}),
     "warpgroups that fill their slots": (
         "attention:1x130x100x64:bf16",
@@ -74,7 +84,9 @@ CASES = {
     "keys in parts": (
         "attention:2x40x150x32:f16:causal",
         "rtx4090",
-        in_parts(by_warps(HEADS, 32, 16, "cp_async", 2), 3, "k1/split(h,grid,1) k1/split(s,grid,4) k1/split(e,grid,32)"),
+        in_parts(
+            by_warps(HEADS, 32, 16, "cp_async", 2), 3, "k1/split(h,grid,1) k1/split(s,grid,4) k1/split(e,grid,32)"
+        ),
         {},
     ),
     "one query": ("attention:4x1x190x32:f16:causal,kv2", "h200", DECODE, {}),

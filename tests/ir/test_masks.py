@@ -46,7 +46,10 @@ def test_a_causal_window_bounds_both_ends() -> None:
     [
         ("attention:1x32x32x4:f16", LOOPS),  # nothing is masked
         ("attention:1x32x32x4:f16:causal", LOOPS.replace("k0/split(s,grid,8) ", "")),  # a block has all rows
-        ("attention:1x32x32x4:f16:causal", "k0/split(h,grid,1) k0/split(s,grid,8)"),  # weights of masked logits are read
+        (
+            "attention:1x32x32x4:f16:causal",
+            "k0/split(h,grid,1) k0/split(s,grid,8)",
+        ),  # weights of masked logits are read
         ("attention:1x32x32x4:f16:causal", LOOPS.replace(" k0/split(t,serial,4)", "")),
     ],
 )
@@ -56,7 +59,8 @@ def test_without_masks_rows_in_blocks_or_a_loop_there_is_nothing_to_leave_out(te
 
 
 @pytest.mark.parametrize(
-    "text", ["attention:2x21x21x4:f16:causal", "attention:1x21x30x4:f16:causal,window5", "attention:1x30x13x4:f16:causal"]
+    "text",
+    ["attention:2x21x21x4:f16:causal", "attention:1x21x30x4:f16:causal,window5", "attention:1x30x13x4:f16:causal"],
 )
 def test_what_is_left_out_adds_nothing(text: str) -> None:
     op, p = parse_op(text), plan(text)

@@ -90,7 +90,9 @@ class BindAtom(Move):
             if monoid is None or w.combine or _waits(plan, la, w):
                 continue
             over = None if target.is_cpu else lifted(plan, la)
-            if over is not None and (not all(map(la.tile.channel, contracted(plan, la))) or _waits_for_lift(la, w, over)):
+            if over is not None and (
+                not all(map(la.tile.channel, contracted(plan, la))) or _waits_for_lift(la, w, over)
+            ):
                 continue
             staged = target.is_cpu or _staged(plan, la, w)
             if not staged and missing_loops(plan, target):

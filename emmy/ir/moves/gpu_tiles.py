@@ -75,7 +75,12 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     """
     t = la.tile
     s = product_of(plan, la)
-    if s is None or lifted_tiles.lifted(plan, la) or _shared_out(plan, la, s) or any(x.level not in ("grid", "serial") for x in t.nest):
+    if (
+        s is None
+        or lifted_tiles.lifted(plan, la)
+        or _shared_out(plan, la, s)
+        or any(x.level not in ("grid", "serial") for x in t.nest)
+    ):
         return False
     rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
     if swapped(s) or not _by_engine(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:

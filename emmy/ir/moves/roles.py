@@ -53,7 +53,9 @@ class Specialize(Move):
             ways = ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)  # one begins with as many as it can use
             over = lifted(plan, la)
             if over is not None:
-                ways = tuple(x for x in ways if refuse_lift(plan, la, over, "wgmma", x[1] or _even(groups, target)) is None)
+                ways = tuple(
+                    x for x in ways if refuse_lift(plan, la, over, "wgmma", x[1] or _even(groups, target)) is None
+                )
             legal = [x for x in ways if cls(la.name, None, groups, *x).refuse(plan, target) is None]
             if legal:
                 filling, working = (tuple(sorted({x[i] for x in legal})) for i in (0, 1))

@@ -63,7 +63,9 @@ class Attention(Op):
         if isinstance(self.queries, Sym) != isinstance(self.keys, Sym) or (
             isinstance(self.queries, Sym) and self.queries != self.keys
         ):
-            raise UsageError(f"attention: {self.queries} queries of {self.keys} keys: both are open and equal, or neither")
+            raise UsageError(
+                f"attention: {self.queries} queries of {self.keys} keys: both are open and equal, or neither"
+            )
 
     @property
     def groups(self) -> int:
@@ -123,7 +125,11 @@ class Attention(Op):
         if self.window and self._one:
             body = Apply("where", (parse(f"{self._later - self.window} < t"), body, nothing))
         elif self.window:
-            here = f"s < t + {self.window - self._later}" if self.window > self._later else f"{_moved('s', self._later - self.window)} < t"
+            here = (
+                f"s < t + {self.window - self._later}"
+                if self.window > self._later
+                else f"{_moved('s', self._later - self.window)} < t"
+            )
             body = Apply("where", (parse(here), body, nothing))
         a, m, total = Read("A", logit), Read("M", row), Read("L", row)
         weight = Read("P", logit)
@@ -231,7 +237,9 @@ def _parse(rest: str) -> Attention:
 
 
 def _option(where: str, word: str) -> tuple[str, float]:
-    hit = re.fullmatch(rf"(causal|k_is_v)|(window|kv)([1-9][0-9]{{0,8}})|(scale)([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{{1,2}})?)", word)
+    hit = re.fullmatch(
+        rf"(causal|k_is_v)|(window|kv)([1-9][0-9]{{0,8}})|(scale)([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{{1,2}})?)", word
+    )
     if not hit:
         raise UsageError(f"{where}: the options are causal, window<N>, kv<N>, k_is_v and scale<X>; got {word!r}")
     return (hit[1], 1.0) if hit[1] else (hit[2] or hit[4], float(hit[3] or hit[5]))
