@@ -17,6 +17,7 @@ from emmy.codegen.kernel import (
     Buffer,
     Call,
     For,
+    Given,
     If,
     Int,
     Kernel,
@@ -173,6 +174,8 @@ class _Printer:
                 return f"{fn}_{_suffix(x.lanes)}({', '.join(self.number(a) for a in args)})"
             case LaneSum(a):
                 return f"lane_sum_f32x{a.lanes}({self.number(a)})"
+            case Given(cond, a, b, _):
+                return f"({show_int(cond)} ? {self.number(a)} : {self.number(b)})"
             case _:
                 assert_never(x)
 

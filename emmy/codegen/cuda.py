@@ -159,7 +159,7 @@ def _arg(x: Arg) -> str:
             return _number(x)
 
 
-def _number(x: Number) -> str:
+def _number(x: Number) -> str:  # noqa: C901  one case a number
     match x:
         case Num(v):
             return _constant(v)
@@ -169,7 +169,7 @@ def _number(x: Number) -> str:
             return f"{view}[{_whole(at)}]"
         case Ramp(start):
             return f"float({_whole(start)})"
-        case Given(cond, a, b):
+        case Given(cond, a, b, _):
             return f"({_whole(cond)} ? {_number(a)} : {_number(b)})"
         case Call(fn, (a, b)) if fn in _INFIX:
             return f"({_number(a)} {_INFIX[fn]} {_number(b)})"

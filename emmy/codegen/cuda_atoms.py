@@ -202,8 +202,10 @@ class Fragments(Protocol):
     """Sums of a stage in registers of that name, by rows of `mt` matrix atoms of a warp."""
 
     w: Walk
-    stage: Stage
     mt: int
+
+    @property
+    def stage(self) -> Stage: ...
 
     @property
     def registers(self) -> Mapping[str, str]: ...

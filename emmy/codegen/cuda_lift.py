@@ -7,15 +7,15 @@ do (PTX ISA: mma.m16n8k16). The state is taken relative to the running one (`emm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import e as euler
 from math import log, log2
 
+from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cuda_atoms import Contraction, Fold, fragments
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
-from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cuda_values import Chain, Folds, Spread, index_of, over_states, part_start
 from emmy.codegen.cuda_vector import function, store
 from emmy.codegen.cuda_wgmma import check_described, descriptor, further
@@ -33,7 +33,6 @@ from emmy.codegen.kernel import (
     below,
     both,
     plus,
-    rest,
     same,
     times,
 )

@@ -15,7 +15,6 @@ from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_store import Boxes, boxes
 from emmy.codegen.cuda_vector import function, load, named, store
 from emmy.codegen.kernel import (
-    Call,
     Int,
     IntVar,
     Load,

@@ -109,6 +109,7 @@ class Given:
     cond: Whole
     a: Number
     b: Number
+    lanes: int = 1
 
 
 Number = Num | Var | Load | Splat | Ramp | Call | LaneSum | Given
@@ -419,7 +420,7 @@ def _show_number(x: Number) -> str:
             return f"{fn}({', '.join(_show_number(a) for a in args)})"
         case LaneSum(a):
             return f"lane_sum({_show_number(a)})"
-        case Given(cond, a, b):
+        case Given(cond, a, b, _):
             return f"({show_int(cond)} ? {_show_number(a)} : {_show_number(b)})"
 
 

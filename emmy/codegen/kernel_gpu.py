@@ -249,7 +249,7 @@ def show_number(x: Number) -> str:
             return f"{fn}({', '.join(show_number(a) for a in args)})"
         case Ramp(start):
             return f"number({show_int(start)})"
-        case Given(cond, a, b):
+        case Given(cond, a, b, _):
             return f"({show_int(cond)} ? {show_number(a)} : {show_number(b)})"
         case Splat() | LaneSum():
             raise AssertionError("a GPU thread has no vectors of numbers")

@@ -20,6 +20,7 @@ from emmy.codegen.steps import (
     StoreState,
     Together,
 )
+from emmy.codegen.sync import Joint
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
@@ -197,7 +198,7 @@ class _Walk:
         closes = (s for group in groups(p, opening) for s in self.close(group))
         return (*opens, *before, *walked, *after, *closes)
 
-    def last_uses(self, i: int, works: list[Work], channels: tuple[Channel, ...]) -> tuple[tuple[sync.Joint, str], ...]:
+    def last_uses(self, i: int, works: list[Work], channels: tuple[Channel, ...]) -> tuple[tuple[Joint, str], ...]:
         """(rings of the copy engine that are used up before the iteration ends, first of the works that read them last).
 
         Where works that hand values on in registers read different rings, each is given back behind its last reader.
@@ -205,7 +206,7 @@ class _Walk:
         p, inner = self.plan.program, self.launch.tile.nest[i + 1 :]
         if any(x.level not in SIDE for x in inner):
             return ()
-        order, out = [g for g in groups(p, works)], []
+        order, out = list(groups(p, works)), list[tuple[Joint, str]]()
         for joint in self.sync.given_back(channels):
             readers = [g for g in order if any(c.value in p.stage(w.stage).reads for c in joint for w in g)]
             if readers and readers[-1] is not order[-1]:

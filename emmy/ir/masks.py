@@ -17,7 +17,7 @@ NOTHING = -1e30  # what is not above this adds nothing beside anything that is
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`axis` <= `other` + offset (without `other`, <= offset) where `upper`, else `axis` >= `other` + offset: nowhere else is there anything to fold."""
+    """Anything to fold has `axis` <= `other` + offset where `upper`, else `axis` >= `other` + offset; `other` "" is 0."""
 
     axis: str
     other: str

@@ -70,7 +70,7 @@ def _running(op: Attention, x: Mapping[str, torch.Tensor]) -> list[Callable[[], 
 
         return run
 
-    found = []
+    found: list[Callable[[], torch.Tensor]] = []
     for backend in (
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.dtype import DType
-from emmy.ir.ops.attention import Attention
 from emmy.ir.ops import Products
+from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.glu import Activation, Glu
 from emmy.ir.ops.matmul import Matmul
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
+Answered = Products | Attention
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
 class TorchAnswers(Answers):
     """On torch's `device`. `tensor` gives a buffer's memory as a tensor; `limit_bytes` is what inputs and outputs may take."""
 
-    def __init__(self, op: Products, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
+    def __init__(self, op: Answered, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
         super().__init__(op)
         self.products, self._device, self._tensor, self._limit_bytes = op, device, tensor, limit_bytes
         self._inputs: dict[str, Tensors] = {}  # by case
@@ -123,7 +124,7 @@ class TorchAnswers(Answers):
             self._outputs.clear()
 
 
-def reference(op: Products, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def reference(op: Answered, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The first output in float64 for inputs in any dtype, as the op's `reference` defines it."""
     import torch
 
@@ -158,7 +159,7 @@ def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor
     return torch.stack(out).reshape(q.shape)
 
 
-def _product(op: Matmul | Glu, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _product(op: Products, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
     a, y = a.double(), torch.empty((a.shape[0], op.n), dtype=torch.float64, device=a.device)

@@ -149,7 +149,7 @@ def test_what_no_lift_can_take_is_refused() -> None:
     rings = "k0/stage(K,tma,1) k0/stage(Q,tma,1) k0/stage(V,tma,1)"
     with pytest.raises(PlanError, match="wgmma_rs leaves sums of S where no lift can take them"):
         replay(program, f"{loops} {rings} k0.S/atom(wgmma_rs,64,64,16)", h200)
-    with pytest.raises(PlanError, match="wgmma needs about .* registers a thread for 64 x 256 sums"):
+    with pytest.raises(PlanError, match=r"wgmma needs about \d+ registers a thread for 64 x 256 sums"):
         replay(program, f"{loops} {rings} k0/specialize(2,0,0) k0.O/atom(wgmma,64,256,16,1,o)", h200)
 
 

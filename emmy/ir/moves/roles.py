@@ -50,7 +50,9 @@ class Specialize(Move):
                 continue
             groups = 2 if alone else warps(plan, la.tile.nest) // GROUP
             fill, work = _dealt(groups, target)
-            ways = ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)  # one begins with as many as it can use
+            ways: tuple[tuple[int, int], ...] = (
+                ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)
+            )  # one begins with as many as it can use
             over = lifted(plan, la)
             if over is not None:
                 ways = tuple(

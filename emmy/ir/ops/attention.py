@@ -238,7 +238,7 @@ def _parse(rest: str) -> Attention:
 
 def _option(where: str, word: str) -> tuple[str, float]:
     hit = re.fullmatch(
-        rf"(causal|k_is_v)|(window|kv)([1-9][0-9]{{0,8}})|(scale)([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{{1,2}})?)", word
+        r"(causal|k_is_v)|(window|kv)([1-9][0-9]{0,8})|(scale)([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{1,2})?)", word
     )
     if not hit:
         raise UsageError(f"{where}: the options are causal, window<N>, kv<N>, k_is_v and scale<X>; got {word!r}")
