@@ -13,7 +13,7 @@ from emmy.codegen.executed_block import Cta, Env, Left, Shares, blank, component
 from emmy.codegen.steps import RoleSteps
 from emmy.errors import PlanError, Race
 from emmy.ir import interpret
-from emmy.ir.expr import Block, Named
+from emmy.ir.expr import Array, Block, Named
 from emmy.ir.gpu import sharers
 from emmy.ir.plan import Plan, folds_results
 from emmy.ir.program import Stage
@@ -35,6 +35,7 @@ class Works(ABC):
     flying: dict[str, list[dict[str, int]]] = field(
         default_factory=dict
     )  # stage -> what pending works read: value -> fill
+    before: dict[str, dict[str, Array]] = field(default_factory=dict)  # stage -> what agents found alike of its state
     waited: bool = False  # for the launches before
     helper: int = -1  # the block whose sums are taken
 
@@ -195,7 +196,24 @@ class Works(ABC):
         self.join(name, self.accumulators(name), self.env, new)
 
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
-        self.join(name, self.mine(name), env, new)
+        acc, rows = self.mine(name), self.alike(name)
+        if rows:
+            where = {c: acc[c].window(env) for c in rows}
+            if not any(self.side[at] for at in self.side if self.lacks(name, at)):
+                self.before[name] = {c: acc[c].data[where[c]].copy() for c in rows}
+            for c in rows:
+                acc[c].data[where[c]] = self.before[name][c]
+        self.join(name, acc, env, new)
+
+    def alike(self, name: str) -> tuple[str, ...]:
+        """Components of a state that agents with other elements of it each fold for themselves: here one after another."""
+        around = {self.cta.outline.launch.tile.nest[at].axis for at in self.side} & set(self.stage(name).axes)
+        return tuple(c for c, axes in components(self.stage(name)) if around - set(axes))
+
+    def lacks(self, name: str, at: int) -> bool:
+        """Whether a component of a stage's state lacks the axis of a loop, which is the stage's own."""
+        axis = self.cta.outline.launch.tile.nest[at].axis
+        return axis in self.stage(name).axes and any(axis not in axes for _, axes in components(self.stage(name)))
 
     def join(self, name: str, acc: dict[str, Block], env: Env, new: Mapping[str, Named]) -> None:
         s = self.stage(name)

@@ -1,7 +1,8 @@
 """Loops of a tile whose work folds by a monoid with a lift, such as attention, that a search places one after another.
 
 Heads and rows go to blocks, columns too where a block of them all would not fit the registers; the folded axis into time;
-a block's rows to warps or warpgroups, each of which has all columns of its rows, for a row's maximum is one number.
+a block's rows to warps or warpgroups, each of which has all columns of its rows, for a row's maximum is one number. Of rows
+with more columns than an agent can hold several have a share each, and all find the maxima for themselves.
 """
 
 from __future__ import annotations
@@ -34,19 +35,24 @@ def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[tuple[str, 
         if not _has(la, axis, "grid"):
             return ((axis, "grid", (1,)),)
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    if not _has(la, n, "grid") and size[n] > _COLUMNS:
+    wide: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    if not _has(la, n, "grid") and not _has(la, m, "grid") and size[n] > _COLUMNS:
         shares = (size[n] // parts for parts in range(2, 17) if size[n] % (16 * parts) == 0)
-        return ((n, "grid", tuple(sorted(x for x in shares if 64 <= x <= _COLUMNS))),)
+        if not plan.workspace(s.out):  # blocks would each leave the rows' states
+            wide = ((n, "grid", tuple(sorted(x for x in shares if 64 <= x <= _COLUMNS))),)
     if not _has(la, m, "grid"):
         left = upper(plan.program.dim(m))
         rows = (x for x in _ROWS if x < 2 * left or x == _ROWS[0])
-        return ((m, "grid", tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))),)
+        fits = tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))
+        return (*wide, (m, "grid", fits))
     if not _has(la, k, "serial"):
         shared = any(x.axis == k for x in la.tile.nest)
         steps = (x for x in _FOLDED if (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0]))
         return ((k, "serial", tuple(x for x in steps if _divisions(plan, la, s, target, size[m], x))),)
-    if any(x.level in ("warp", "warpgroup") for x in la.tile.nest):
-        return ()
+    shared = next((x for x in la.tile.nest if x.level in ("warp", "warpgroup")), None)
+    if shared is not None:
+        whole = plan.extent(la.tile.nest, n)
+        return ((n, shared.level, (whole // _sharing(whole),)),) if _sharing(whole) > 1 else ()
     return _divisions(plan, la, s, target, size[m], size[k])
 
 
@@ -57,15 +63,22 @@ def _divisions(
     if _bytes(plan, la, s, rows, step) > target.tile_bytes:
         return ()
     n, out = plan.extent(la.tile.nest, s.axes[-1]), []
+    sharing = _sharing(n)
+    n //= sharing
     if all(size_bytes(plan.program.value(v).dtype) == 2 for v in _inputs(plan, s)):
-        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0)
+        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * sharing <= _WARPS[-1])
         fits = tuple(sorted(x for x in warps if x <= 32 and lift_registers("mma", x, n, step) <= _MOST_REGISTERS))
         out += [(s.axes[-2], "warp", fits)] if fits and target.can("mma") else []
-        groups = (rows // w for w in _GROUPS if rows == 64 * w)
-        most = _SHARED if rows <= 128 else 160
+        groups = (rows // w for w in _GROUPS if rows == 64 * w and w * sharing <= _GROUPS[-1])
+        most = _SHARED if rows * sharing <= 128 else 160
         fits = tuple(x for x in groups if lift_registers("wgmma", x, n, step) <= most)
         out += [(s.axes[-2], "warpgroup", fits)] if fits and target.can("wgmma") and n % 16 == 0 else []
     return tuple(out)
+
+
+def _sharing(columns: int) -> int:
+    """Agents that share the columns of a row: as few as leave each no more than one can hold."""
+    return next((w for w in (1, 2, 4) if columns % (16 * w) == 0 and columns // w <= _COLUMNS), 1)
 
 
 def _bytes(plan: Plan, la: Launch, s: Stage, rows: int, step: int) -> int:
