@@ -46,8 +46,8 @@ def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[tuple[str, 
         fits = tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))
         return (*wide, (m, "grid", fits))
     if not _has(la, k, "serial"):
-        shared = any(x.axis == k for x in la.tile.nest)
-        steps = (x for x in _FOLDED if (size[k] % x == 0 if shared else x < 2 * size[k] or x == _FOLDED[0]))
+        cut = any(x.axis == k for x in la.tile.nest)
+        steps = (x for x in _FOLDED if (size[k] % x == 0 if cut else x < 2 * size[k] or x == _FOLDED[0]))
         return ((k, "serial", tuple(x for x in steps if _divisions(plan, la, s, target, size[m], x))),)
     shared = next((x for x in la.tile.nest if x.level in ("warp", "warpgroup")), None)
     if shared is not None:
