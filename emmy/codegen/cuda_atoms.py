@@ -91,6 +91,7 @@ class Contraction(Fold):
     mt: int
     nt: int
     kt: int
+    anew: bool = False  # whether each piece's sums begin with its first step, whatever the registers hold
     any_major: ClassVar[bool] = False  # whether A may lie along its own axis
 
     @property

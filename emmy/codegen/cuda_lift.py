@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import e as euler
-from math import log, log2
+from math import log, log2, prod
 
 from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cuda_atoms import Contraction, Fold, fragments
@@ -417,27 +417,24 @@ class LiftedWgmma(Lifted):
 
 
 # ---------------------------------------------------------------- what a lift reads
-def keep(w: Walk, chain: Chain, fold: Contraction, value: str, folded: str) -> tuple[Stmt, ...]:
-    """The chain's last value in place of the sums it is made of, masks only where some element of the warp's block is masked."""
+def keep(w: Walk, chain: Chain, fold: Contraction, value: str, to: str, folded: str) -> tuple[Stmt, ...]:
+    """The chain's last value in the registers `to`, its own or those of the sums it is made of, masked where the mask hides any."""
     if fold.n != folded:
         raise w.cannot(f"{value} lies along {fold.n} in registers, a lift folds it along {folded}")
     spread, at = fold.spread()
     stage, first = w.plan.program.stage(value), w.plan.program.stage(chain.steps[0].stage)
     assert first.monoid is not None
-    ref = at[first.out]
+    sums, e = at[first.out], counter("e", spread.width)
+    place = plus(sums.at, e)
     inner, masks = layers(stage.body)
-    sums = {first.out: {c: ref for c, _ in first.monoid.state}}
-    e = counter("e", spread.width)
     made = Chain(w, tuple(s for s in chain.steps if s != Compute(value)))
-    body: list[Stmt] = [*made.make(spread, sums)]
+    body: list[Stmt] = [*made.make(spread, {first.out: {c: sums for c, _ in first.monoid.state}})]
     if Compute(value) in chain.steps:
-        body += made._made(stage, inner, spread, {})
+        body += made.made(stage, inner, spread)
     here = made.held[value]
-    place = plus(ref.at, e)
-    if (here.view, here.at) != (ref.view, ref.at):
-        body += unrolled("e", spread.width, (Store(ref.view, place, Load(here.view, plus(here.at, e))),))
-    out = list(_everywhere(spread, tuple(body)))
-    now = Load(ref.view, place)
+    if (here.view, here.at) != (to, sums.at):
+        body += unrolled("e", spread.width, (Store(to, place, Load(here.view, plus(here.at, e))),))
+    own = (Regs(to, "f32", prod(n for _, n in (*spread.rows, *spread.columns)) * spread.width),)
     ends = {"": (Int(0), Int(0))} | {a: _ends(w, fold, a) for a in stage.axes[-2:]}
 
     def element(axis: str) -> Whole:
@@ -445,22 +442,23 @@ def keep(w: Walk, chain: Chain, fold: Contraction, value: str, folded: str) -> t
             return Int(0)
         return plus(spread.spot[axis], e) if axis == spread.axes[-1] else spread.spot[axis]
 
+    def hidden(some: Whole, shown: Whole, otherwise: float) -> Stmt:
+        """Where `some` elements are hidden, another number for each that is not shown."""
+        number = Given(shown, Load(to, place), Num(otherwise))
+        return If(some, _everywhere(spread, unrolled("e", spread.width, (Store(to, place, number),))))
+
+    out = [*(own if to != sums.view else ()), *_everywhere(spread, tuple(body))]
     for cond, otherwise in masks:
         found = compared(cond)
         assert found is not None
         x, y, offset = found
         if x not in ends or y not in ends:
             raise w.cannot(f"{value} is masked along {x} and {y}, an atom has {', '.join(ends)}")
-        seen = Given(below(element(x), plus(element(y), Int(offset + 1))), now, Num(otherwise))
         clear = below(ends[x][1], plus(ends[y][0], Int(offset + 1)))
-        out.append(
-            If(same(clear, Int(0)), _everywhere(spread, unrolled("e", spread.width, (Store(ref.view, place, seen),))))
-        )
+        out.append(hidden(same(clear, Int(0)), below(element(x), plus(element(y), Int(offset + 1))), otherwise))
     if not w.scope[folded].full:
         end = w.scope[folded].end
-        there = Given(below(element(folded), end), now, Num(_ABSENT))
-        over = below(plus(end, Int(-1)), ends[folded][1])
-        out.append(If(over, _everywhere(spread, unrolled("e", spread.width, (Store(ref.view, place, there),)))))
+        out.append(hidden(below(plus(end, Int(-1)), ends[folded][1]), below(element(folded), end), _ABSENT))
     return tuple(out)
 
 

@@ -18,7 +18,7 @@ from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_lift import Lifted, keep, lifted
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
-from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
 from emmy.codegen.cuda_values import FINISHED, Chain, Done, Folds, Spread, fold_parts
@@ -52,6 +52,7 @@ from emmy.codegen.kernel_gpu import (
 )
 from emmy.codegen.steps import (
     Advance,
+    Ahead,
     AwaitFlag,
     BarArrive,
     BarWait,
@@ -262,6 +263,7 @@ class _Expand:
     rings: Rings
     shares: Shares | None = None  # where blocks share tiles
     sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
+    begun: dict[str, Contraction] = field(default_factory=dict)  # contractions that are begun ahead of their turn
     kept: dict[str, str] = field(default_factory=dict)  # value that a lift reads -> registers that hold its block
     closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
@@ -311,6 +313,8 @@ class _Expand:
                 return (Do("emmy_pdl_launch"),)
             case LaunchWait():
                 return (Do("emmy_pdl_wait"),)
+            case Ahead(value, n, inner):
+                return self._ahead(self.w.rings[value], n, inner)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
             case (
@@ -342,6 +346,20 @@ class _Expand:
                 return ()  # where the elements are finished
             case _:
                 raise self.w.cannot(f"{s.stage} reads nothing ahead: its operands have no slots")
+
+    def _ahead(self, ring: Ring, n: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
+        """A contraction that is begun before its turn. Its sums' registers are there throughout."""
+        w, out = self.w, tuple[Stmt, ...]()
+        stage = next(s.stage for s in body if isinstance(s, Open))
+        if stage not in self.begun:
+            fold = self.begun[stage] = contraction(w, (w.launch.tile.work(stage),), KINDS)
+            out = fold.open()
+            fold.anew = True
+        self.sums[stage] = self.begun[stage]
+        w.further[ring.channel.at] = n
+        begin = self.steps(tuple(s for s in body if not isinstance(s, Open)))
+        del w.further[ring.channel.at]
+        return (*out, *only(self.rings.exists(ring, n), begin))
 
     def _shared(
         self,
@@ -421,8 +439,8 @@ class _Expand:
         lift = self._lift_of(chain)
         if lift is not None and isinstance(fold, Contraction):
             stage, value = lift
-            self.kept[value] = fold.registers[s.stage]
-            return (*close, *keep(w, chain, fold, value, stage.folded[0])), used
+            self.kept[value] = f"{value}_kept" if fold.anew else fold.registers[s.stage]
+            return (*close, *keep(w, chain, fold, value, self.kept[value], stage.folded[0])), used
         spread, at = fold.spread()
         if isinstance(fold, Lifted):
             if isinstance(s, StoreState):

@@ -269,6 +269,10 @@ class Chain:
         take = self.statistics[stage.out].take(element)
         return unrolled("e", spread.width, (*lets, take))
 
+    def made(self, stage: Stage, e: Expr, spread: Spread) -> tuple[Stmt, ...]:
+        """A vector of a stage's value, which is `e` of what is held, in registers of its own."""
+        return self._made(stage, e, spread, {})
+
     def _made(self, stage: Stage, e: Expr, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
         """A vector of the stage's value in registers of its own; no new ones when it is a sum as it stands."""
         if isinstance(e, Axis) and e.name in sums:

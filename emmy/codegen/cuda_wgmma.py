@@ -56,7 +56,7 @@ def descriptor(w: Walk, ring: Ring, own: str, k: str, out: list[Stmt]) -> str:
     # Pieces of warpgroups begin at whole periods of rows, or at whole panels.
     where = times(off, Int(layout.pitch)) if along_k else times(over(off, Int(layout.panel)), Int(layout.panel_bytes))
     now, name = w.fresh(f"{ring.value}_now"), w.fresh(f"{ring.value}_desc")
-    out.append(LetUniform(now, plus(ring.slot(0), where)))
+    out.append(LetUniform(now, plus(ring.slot(w.further.get(ring.channel.at, 0)), where)))
     args: tuple[Ref | Whole, ...] = (Ref(SMEM, IntVar(now)),)
     if not along_k:
         args = (*args, Int(layout.panel_bytes))
@@ -107,7 +107,7 @@ class Wgmma(Contraction):
                         sums = Ref(p.sums, Int((i * self.nt + j) * self._each))
                         left = Further(at[p.a.value], self._step(p.a, self.m, i * self.atom.m, kk * _K))
                         right = Further(at[p.b.value], self._step(p.b, self.n, j * self.atom.n, kk * _K))
-                        out.append(Do(self._helper(p), (sums, left, right, Int(1))))
+                        out.append(Do(self._helper(p), (sums, left, right, Int(int(kk > 0 or not self.anew)))))
         return (*out, Do("emmy_wgmma_commit"))
 
     def _helper(self, p: Product) -> str:

@@ -21,6 +21,7 @@ from emmy.codegen.executed_work import Works
 from emmy.codegen.lower import lower
 from emmy.codegen.steps import (
     Advance,
+    Ahead,
     AwaitFlag,
     BarArrive,
     BarWait,
@@ -197,6 +198,7 @@ class _Agent(Works):
     rings: dict[int, Ring] = field(default_factory=dict)
     group: list[Slot] = field(default_factory=list)
     groups: list[list[Slot]] = field(default_factory=list)
+    further: dict[int, int] = field(default_factory=dict)  # loop -> how many fills ahead of its turn the present work is
     last_agent: dict[int, bool] = field(default_factory=dict)  # loop over agents -> whether this is its last
 
     def run(self) -> Iterator[bool]:
@@ -244,7 +246,7 @@ class _Agent(Works):
                 self.open(x)
             case Compute(x):
                 self.compute(x)
-                self.flying.setdefault(x, []).append(self.held(x))
+                self.flying.setdefault(self.key(x), []).append(self.held(x))
                 yield False  # still at work on what it read
                 if self.deferred(x):
                     self.settle_loaded(x)
@@ -310,6 +312,9 @@ class _Agent(Works):
                 pass  # launches run one after another here
             case LaunchWait():
                 self.waited = True
+            case Ahead(x, n, body):
+                if n < self.left(x):
+                    yield from self.ahead(x, n, body)
             case Together(body):
                 if all(self.last_agent.values()):
                     yield from self.steps(body)
@@ -502,7 +507,21 @@ class _Agent(Works):
 
     def load(self, value: str) -> Block:
         c = self.cta.outline.launch.tile.channel(value)
-        return self.value(value) if c is None else self.read(c, self.position[value])
+        return self.value(value) if c is None else self.read(c, self.fill_of(value))
+
+    def fill_of(self, value: str) -> int:
+        """The fill of a channel that a work reads now."""
+        return self.position[value] + self.further.get(self.channel(value).at, 0)
+
+    def ahead(self, value: str, n: int, body: tuple[Step, ...]) -> Iterator[bool]:
+        """The body, of the fill n beyond the present one."""
+        at, ring = self.channel(value).at, self.ring(self.channel(value))
+        assert ring is not None
+        axis, lo = self.cta.outline.launch.tile.nest[at].axis, ring.lo + (ring.j + n) * ring.step
+        here, self.env[axis], self.further[at] = self.env[axis], (lo, min(lo + ring.step, ring.hi)), n
+        yield from self.steps(body)
+        self.env[axis] = here
+        del self.further[at]
 
     def read(self, c: Channel, fill: int) -> Block:
         """That fill of a channel, which must be in its slot and visible to this role."""
@@ -529,7 +548,7 @@ class _Agent(Works):
     def held(self, name: str) -> dict[str, int]:
         """value -> the fill that a work of the stage reads now."""
         channel = self.cta.outline.launch.tile.channel
-        return {v: self.position[v] for v in self.stage(name).reads if channel(v)}
+        return {v: self.fill_of(v) for v in self.stage(name).reads if channel(v)}
 
     def settle_loaded(self, name: str) -> None:
         """What lanes load to registers has been read, unlike the rest: it must be there now, and may be refilled then."""
@@ -547,7 +566,7 @@ class _Agent(Works):
 
     def settle(self, name: str, pending: int) -> None:
         """All but the last `pending` works of the stage are done: what they read must still be there."""
-        flying = self.flying.get(name, [])
+        flying = self.flying.get(self.key(name), [])
         while len(flying) > pending:
             for value, fill in flying.pop(0).items():
                 self.unchanged(name, value, fill)

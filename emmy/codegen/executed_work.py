@@ -68,14 +68,20 @@ class Works(ABC):
     def open(self, name: str) -> None:
         s = self.stage(name)
         assert s.monoid is not None
-        self.accs[name] = {
+        self.accs[self.key(name)] = {
             c: blank(c, axes, self.env, v) for (c, axes), v in zip(components(s), s.monoid.identity, strict=True)
         }
 
     def accumulators(self, name: str) -> dict[str, Block]:
-        if name not in self.accs:
+        if self.key(name) not in self.accs:
             raise PlanError(f"{self.role.role.name} folds or closes {name}, whose accumulators are not open")
-        return self.accs[name]
+        return self.accs[self.key(name)]
+
+    def key(self, name: str) -> str:
+        """A stage's sums, of this agent where each keeps them from one iteration to the next."""
+        tile, folded = self.cta.outline.launch.tile, self.stage(name).folded
+        begun = tile.work(name).ahead and not any(x.level == "serial" and x.axis in folded for x in tile.nest)
+        return f"{name} {sorted(self.side.items())}" if begun else name
 
     def compute(self, name: str) -> None:
         s = self.stage(name)
@@ -242,7 +248,7 @@ class Works(ABC):
             )
         acc = self.accumulators(name)
         self.finished(name)
-        del self.accs[name]
+        del self.accs[self.key(name)]
         return acc
 
     def close(self, name: str) -> None:
@@ -262,8 +268,8 @@ class Works(ABC):
             self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
 
     def finished(self, name: str) -> None:
-        if self.flying.get(name):
-            raise Race(f"{name} is closed while {len(self.flying[name])} of its works are under way")
+        if self.flying.get(self.key(name)):
+            raise Race(f"{name} is closed while {len(self.flying[self.key(name)])} of its works are under way")
 
     def put(self, memory: Block, block: Block) -> None:
         """The block goes to its place in memory, which no other block may have written."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from emmy.codegen import sync
 from emmy.codegen.steps import (
+    Ahead,
     Close,
     Compute,
     FoldParts,
@@ -122,6 +123,7 @@ class _Walk:
     settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
     given_back: dict[str, tuple[Step, ...]] = field(default_factory=dict)  # first work of a group -> what follows it
     waited: tuple[Channel, ...] = ()  # channels whose fill of the tile has been waited for
+    begun: dict[str, Step] = field(default_factory=dict)  # work that is begun ahead -> how it begins its next piece
     in_time: int = 0  # loops around, inside the block, that one agent walks by itself
 
     def tile(self) -> tuple[Step, ...]:
@@ -164,9 +166,10 @@ class _Walk:
         ]
         self.opened |= {w.stage for w in opening}
         channels = refilled(p, t, i, inside)
-        ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
+        folding = [w for w in mine if loop.axis in p.stage(w.stage).folded]
+        ahead = tuple(w.stage for w in folding if w.ahead) if channels else ()
         late = (
-            _deferred(w for w in mine if loop.axis in p.stage(w.stage).folded)
+            _deferred(folding)
             if channels and min(c.depth for c in channels) > 1
             else ()
         )
@@ -182,6 +185,9 @@ class _Walk:
         else:
             before, top = self.sync.before_loop(channels), self.sync.top_of_iteration(channels)
             bottom = self.sync.bottom_of_iteration(channels)
+        for w in mine if channels else ():
+            if w.ahead and w not in folding:
+                before = (*before, *self.begun_first(i, w, channels))
         early = () if late or ahead else self.last_uses(i, mine, channels)
         for joint, first in early:
             self.given_back[first] = (*self.given_back.get(first, ()), Together(self.sync.give_back(joint)))
@@ -197,6 +203,23 @@ class _Walk:
         opens = (Open(w.stage) for w in opening)
         closes = (s for group in groups(p, opening) for s in self.close(group))
         return (*opens, *before, *walked, *after, *closes)
+
+    def begun_first(self, i: int, w: Work, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """A work made for the first piece of loop i, by all agents; from then on each begins the next when one is done.
+
+        The first is done before the loop: else ptxas waits for all groups there and says so (C7517).
+        """
+        s, nest = self.plan.program.stage(w.stage), self.launch.tile.nest
+        value = next(c.value for c in channels if c.value in s.reads)
+        first, later = (
+            (*self.sync.before_work((value,), channels, n), Open(w.stage), Compute(w.stage)) for n in (0, 1)
+        )
+        self.begun[w.stage] = Ahead(value, 1, later)
+        out: tuple[Step, ...] = (Ahead(value, 0, (*first, Settle(w.stage, 0))),)
+        for at in reversed(range(i + 1, len(nest))):
+            if nest[at].axis in s.every:
+                out = (For(at, nest[at], out),)
+        return out
 
     def last_uses(self, i: int, works: list[Work], channels: tuple[Channel, ...]) -> tuple[tuple[Joint, str], ...]:
         """(rings of the copy engine that are used up before the iteration ends, first of the works that read them last).
@@ -224,6 +247,9 @@ class _Walk:
             return (*waits, *opens, *map(FoldParts, names), *self.close(group))
         settle = tuple(Settle(x, 0) for x in _deferred(group) if x not in self.settled)
         computes = (*waits, *map(Compute, names), *settle, *self.given_back.get(names[0], ()))
+        if names[0] in self.begun:
+            done = (Settle(names[0], 0), *self.given_back.get(names[0], ()))
+            return (*done, *self.close(group), self.begun[names[0]])
         if names[0] in self.opened:
             return computes
         if s.reduces:

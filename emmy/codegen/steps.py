@@ -265,6 +265,15 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """The body, in the scope of fill (current + `fill`) of a value's ring, if its loop has that: work that begins before its turn."""
+
+    value: str
+    fill: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class From:
     """The body, from that fill of the channel's loop on: those before it were made ahead of the loop."""
 
@@ -302,6 +311,7 @@ Step = (
     | LaunchWait
     | From
     | Together
+    | Ahead
     | Helping
     | Owning
     | ForHelpers
@@ -431,6 +441,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}let the next launch begin")
             case LaunchWait():
                 out.append(f"{pad}wait for the launches before")
+            case Ahead(x, n, body):
+                out += [f"{pad}ahead, of fill{_further(n)} of {x}:", *_show(body, pad + "  ")]
             case Together(body):
                 out += [f"{pad}all together:", *_show(body, pad + "  ")]
             case From(x, n, body):
