@@ -151,7 +151,9 @@ class Walk:
     tile_head: list[Stmt] = field(default_factory=list)
     block: IntVar = BLOCK
     smem_bytes: int = 0
-    further: dict[int, int] = field(default_factory=dict)  # loop -> how many fills ahead of its turn the present work is
+    further: dict[int, int] = field(
+        default_factory=dict
+    )  # loop -> how many fills ahead of its turn the present work is
     maps: list[TensorMap] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _lets: dict[Whole, IntVar] = field(default_factory=dict)

@@ -198,7 +198,9 @@ class _Agent(Works):
     rings: dict[int, Ring] = field(default_factory=dict)
     group: list[Slot] = field(default_factory=list)
     groups: list[list[Slot]] = field(default_factory=list)
-    further: dict[int, int] = field(default_factory=dict)  # loop -> how many fills ahead of its turn the present work is
+    further: dict[int, int] = field(
+        default_factory=dict
+    )  # loop -> how many fills ahead of its turn the present work is
     last_agent: dict[int, bool] = field(default_factory=dict)  # loop over agents -> whether this is its last
 
     def run(self) -> Iterator[bool]:

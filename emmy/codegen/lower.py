@@ -168,11 +168,7 @@ class _Walk:
         channels = refilled(p, t, i, inside)
         folding = [w for w in mine if loop.axis in p.stage(w.stage).folded]
         ahead = tuple(w.stage for w in folding if w.ahead) if channels else ()
-        late = (
-            _deferred(folding)
-            if channels and min(c.depth for c in channels) > 1
-            else ()
-        )
+        late = _deferred(folding) if channels and min(c.depth for c in channels) > 1 else ()
         top: tuple[Step, ...] = ()
         after = sync.after_loop(channels)
         if late:

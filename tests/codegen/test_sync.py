@@ -14,6 +14,7 @@ from emmy.codegen.execute import execute
 from emmy.codegen.lower import complete, lower
 from emmy.codegen.steps import (
     Advance,
+    Ahead,
     AwaitFlag,
     BarArrive,
     Barrier,
@@ -54,7 +55,7 @@ from emmy.errors import PlanError
 from emmy.ir import interpret
 from emmy.ir.gpu import receivers
 from emmy.ir.moves.base import put
-from emmy.ir.ops import Geglu, matmul
+from emmy.ir.ops import Geglu, matmul, parse_op
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program
 from emmy.ir.schedule import replay
@@ -89,7 +90,14 @@ PLANS["attention"] = (
     "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,4) k0/split(k,serial,4) k0/stage(Q,tma,1) "
     "k0/stage(K,tma,2) k0/stage(V,tma,2) k0/specialize(1,40,232) k0/persist(2)",
 )
+ATTENTION = parse_op("attention:1x160x160x16:f16:causal").program()
+BLOCKS = (
+    "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,128) k0/split(t,serial,32) k0/split(s,warpgroup,64) k0/stage(K,tma,2) "
+    "k0/stage(Q,tma,1) k0/stage(V,tma,2) k0/specialize(2,40,232) k0/persist(1) k0.O/atom(wgmma,64,16,16,1,o) k0.S/atom(wgmma,64,32,16)"
+)
 PLANS |= {
+    "attention, logits in turn": (ATTENTION, "h200", BLOCKS),
+    "attention, logits ahead": (ATTENTION, "h200", f"{BLOCKS} k0.S/pipeline()"),
     "cp_async read ahead": (AHEAD, "rtx4090", f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH}"),
     "tma read ahead": (AHEAD, "h200", f"{PIECES} k0/stage(A,tma,2) k0/stage(B,tma,2) {FETCH}"),
     "warps share rows of a statistic": (STATISTIC, "h200", f"{ROWS} {WARP_SPECIAL}"),
@@ -267,7 +275,7 @@ PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside on
     ),
     "early stream-K": (PROJECTION, "h200", f"{TILES} k0/stage(A,tma,3) k0/stage(B,tma,2) k0/streamk(3) k0/pdl()"),
 }
-NESTED = For | From | Together | Helping | Owning | ForHelpers
+NESTED = For | From | Ahead | Together | Helping | Owning | ForHelpers
 
 
 @cache
@@ -616,6 +624,9 @@ HARMLESS = {
         "clusters with a producer",
         "BarArrive(barrier='empty_A_B', value='A', count=1, ahead=-1) #2",
     ),
+    # The first logits are waited for again in the loop; before it only for the assembler's sake.
+    ("deferred works not waited for", "attention, logits ahead", "Settle(stage='S', pending=0) #0"),
+    ("one more deferred work pending", "attention, logits ahead", "Settle(stage='S', pending=0) #0"),
     # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
     ("a group not committed", "norm_linear", "Commit() #0"),
     ("a group not committed", "cp_async beside ldg", "Commit() #0"),

@@ -75,6 +75,20 @@ CASES = {
         {},
     ),
     "warpgroups, a producer": ("attention:2x150x150x64:f16:causal", "h200", by_groups(HEADS, 64, 2, 64), {}),
+    "logits of the next keys": (
+        "attention:1x150x150x64:f16:causal",
+        "h200",
+        by_groups(HEADS, 32, 2, 64) + " k0.S/pipeline()",
+        {},
+    ),
+    "columns shared out": (
+        "attention:1x70x70x128:f16:causal",
+        "h200",
+        by_groups(HEADS, 32, 1, 64)
+        .replace("split(s,grid,128)", "split(s,grid,64)")
+        .replace("split(s,warpgroup,64)", "split(s,warpgroup,64) k0/split(e,warpgroup,64)"),
+        {},
+    ),
     "warpgroups that fill their slots": (
         "attention:1x130x100x64:bf16",
         "h200",
@@ -99,7 +113,7 @@ CASES = {
 }
 
 
-RARER = {"open sizes", "warpgroups that fill their slots", "sums in f16 for a while", "K is V"}
+RARER = {"columns shared out", "open sizes", "warpgroups that fill their slots", "sums in f16 for a while", "K is V"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in RARER else x for x in CASES])
@@ -149,6 +163,9 @@ def test_what_no_lift_can_take_is_refused() -> None:
     rings = "k0/stage(K,tma,1) k0/stage(Q,tma,1) k0/stage(V,tma,1)"
     with pytest.raises(PlanError, match="wgmma_rs leaves sums of S where no lift can take them"):
         replay(program, f"{loops} {rings} k0.S/atom(wgmma_rs,64,64,16)", h200)
+    groups = f"{loops} {rings} k0/specialize(2,40,232) k0.O/atom(wgmma,64,256,16,1,o) k0.S/atom(wgmma,64,64,16)"
+    with pytest.raises(PlanError, match="no ring of 2 slots: to be begun ahead"):
+        replay(program, f"{groups} k0.S/pipeline()", h200)
     with pytest.raises(PlanError, match=r"wgmma needs about \d+ registers a thread for 64 x 256 sums"):
         replay(program, f"{loops} {rings} k0/specialize(2,0,0) k0.O/atom(wgmma,64,256,16,1,o)", h200)
 

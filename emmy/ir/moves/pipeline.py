@@ -85,7 +85,9 @@ def _refuse_begun(plan: Plan, la: Launch, w: Work, target: Target) -> str | None
     over, atom = lifted(plan, la), next((a for a in w.atoms if a.stage == w.stage), None)
     assert over is not None
     if atom is None or not ATOMS[atom.name].deferred:
-        return f"{w.stage} has {atom.name if atom else 'no atom'}: only what goes on by itself is begun ahead of its turn"
+        return (
+            f"{w.stage} has {atom.name if atom else 'no atom'}: only what goes on by itself is begun ahead of its turn"
+        )
     if w.ahead:
         return f"{w.stage} is begun ahead of its turn already"
     ring = next((c for v in plan.program.stage(w.stage).reads if (c := la.tile.channel(v)) and c.depth > 1), None)
