@@ -17,6 +17,7 @@ from emmy.codegen.kernel import (
     Buffer,
     Call,
     For,
+    Given,
     If,
     Int,
     Kernel,
@@ -146,7 +147,7 @@ class _Printer:
             case _:
                 assert_never(s)
 
-    def number(self, x: Number, outer: int = 0) -> str:
+    def number(self, x: Number, outer: int = 0) -> str:  # noqa: C901  one case a number
         match x:
             case Num(v, lanes):
                 self._use(lanes)
@@ -179,6 +180,8 @@ class _Printer:
             case LaneMax(a):
                 self.largest.add(a.lanes)
                 return f"lane_max_f32x{a.lanes}({self.number(a)})"
+            case Given(cond, a, b, _):
+                return f"({show_int(cond)} ? {self.number(a)} : {self.number(b)})"
             case _:
                 assert_never(x)
 

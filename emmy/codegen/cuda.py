@@ -12,6 +12,7 @@ from typing import assert_never
 
 from emmy.codegen.kernel import (
     Call,
+    Given,
     Int,
     IntLoad,
     IntOp,
@@ -43,6 +44,7 @@ from emmy.codegen.kernel_gpu import (
     Further,
     GpuKernel,
     If,
+    LetAny,
     LetFrom,
     LetUniform,
     LetWide,
@@ -104,6 +106,8 @@ class _Printer:
                 return [f"{pad}const int {name} = emmy_uniform({_whole(x)});"]
             case LetFrom(name, helper, args):
                 return [f"{pad}const int {name} = {helper}({', '.join(_arg(a) for a in args)});"]
+            case LetAny(name, number):
+                return [f"{pad}const int {name} = emmy_any({_number(number)});"]
             case LetWide(name, helper, args):
                 return [f"{pad}const u64 {name} = {helper}({', '.join(_arg(a) for a in args)});"]
             case SetInt(name, x):
@@ -159,7 +163,7 @@ def _arg(x: Arg) -> str:
             return _number(x)
 
 
-def _number(x: Number) -> str:
+def _number(x: Number) -> str:  # noqa: C901  one case a number
     match x:
         case Num(v):
             return _constant(v)
@@ -169,6 +173,8 @@ def _number(x: Number) -> str:
             return f"{view}[{_whole(at)}]"
         case Ramp(start):
             return f"float({_whole(start)})"
+        case Given(cond, a, b, _):
+            return f"({_whole(cond)} ? {_number(a)} : {_number(b)})"
         case Call(fn, (a, b)) if fn in _INFIX:
             return f"({_number(a)} {_INFIX[fn]} {_number(b)})"
         case Call(fn, (a, b)) if fn in _COMPARE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from emmy.codegen.cuda_cluster import Exchanged, exchanged
 from emmy.codegen.cuda_copy import only
@@ -91,6 +91,7 @@ class Contraction(Fold):
     mt: int
     nt: int
     kt: int
+    anew: bool = False  # whether each piece's sums begin with its first step, whatever the registers hold
     any_major: ClassVar[bool] = False  # whether A may lie along its own axis
 
     @property
@@ -102,6 +103,11 @@ class Contraction(Fold):
     def a(self) -> Ring:
         """The first product's first operand; all rings turn together."""
         return self.products[0].a
+
+    @property
+    def registers(self) -> Mapping[str, str]:
+        """Stage -> its sums."""
+        return {p.stage.out: p.sums for p in self.products}
 
     @property
     def firsts(self) -> tuple[Ring, ...]:
@@ -193,7 +199,22 @@ class Contraction(Fold):
         return unrolled("i", self.mt, unrolled("j", self.nt, body))
 
 
-def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, Mapping[str, Ref]]:
+class Fragments(Protocol):
+    """Sums of a stage in registers of that name, by rows of `mt` matrix atoms of a warp."""
+
+    w: Walk
+    mt: int
+
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def registers(self) -> Mapping[str, str]: ...
+
+    def spot(self, row: Whole, column: Whole) -> dict[str, Whole]: ...
+
+
+def fragments(c: Fragments, own: Whole, step: int, nt: int) -> tuple[Spread, Mapping[str, Ref]]:
     """Sums as matrix instructions leave them: a lane has rows lane/4 and lane/4 + 8, columns 2 (lane mod 4) and the next.
 
     own: the thread's first row of an atom; step: rows from one atom to the next; nt: pieces of 8 columns of each.
@@ -204,7 +225,7 @@ def fragments(c: Contraction, own: Whole, step: int, nt: int) -> tuple[Spread, M
     at = plus(times(plus(times(i, Int(nt)), j), Int(4)), times(h, Int(2)))
     loops, corner = (("i", c.mt), ("h", 2)), c.spot(plus(own, times(i, Int(step))), Int(0))
     spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), 2, Int(1), corner, (1, 2))
-    return spread, {p.stage.out: Ref(p.sums, at) for p in c.products}
+    return spread, {stage: Ref(name, at) for stage, name in c.registers.items()}
 
 
 class Mma(Contraction):

@@ -244,7 +244,7 @@ class Rows:
     def _fold_parts(self, name: str) -> tuple[Stmt, ...]:
         space = self.w.plan.workspace(name)
         assert space is not None
-        body, made = fold_parts(self._stage(name), space.parts)(self.w, self._a_row)
+        body, made = fold_parts(self._stage(name), Int(space.parts))(self.w, self._a_row)
         (all_of,) = made.values()
         return self._each_row((*body, Store(self.folds[name].states, self._row, Load(all_of, Int(0)))))
 

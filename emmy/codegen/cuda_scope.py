@@ -41,6 +41,7 @@ from emmy.ir.gpu import (
     multiple,
     sharing_blocks,
 )
+from emmy.ir.masks import Bound, bounds
 from emmy.ir.plan import AGENTS, Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.row_tiles import RowTile
@@ -154,6 +155,9 @@ class Walk:
     block: IntVar = BLOCK
     smem_bytes: int = 0
     rows: RowTile | None = None  # the launch as rows, where it is such
+    further: dict[int, int] = field(
+        default_factory=dict
+    )  # loop -> how many fills ahead of its turn the present work is
     maps: list[TensorMap] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _lets: dict[Whole, IntVar] = field(default_factory=dict)
@@ -282,7 +286,11 @@ class Walk:
         for i, x in enumerate(loops):
             seen = any(y.axis == x.axis for y in loops[:i])
             counts.append(Int(self.plan.count(t.nest, i)) if seen else pieces(length_of(dims[x.axis]), x.step))
+        masks = bounds(self.plan, self.launch)
+        longest_last = {b.other for b in masks if b.upper}
         for i, (x, index) in enumerate(zip(loops, self._decode(counts), strict=True)):
+            if x.axis in longest_last:  # the longest tiles begin first, lest they run alone at the end
+                index = minus(plus(counts[i], Int(-1)), index)
             outer, first = self.scope[x.axis], all(y.axis != x.axis for y in loops[:i])
             if not first:
                 self._divides(x, outer.size)
@@ -290,10 +298,24 @@ class Walk:
             lo = self.let(f"{x.axis}_lo", plus(outer.lo, times(index, Int(x.step))))
             full = multiple(dims[x.axis]) % x.step == 0 and (first or outer.full)
             self.scope[x.axis] = Piece(lo, x.step, outer.end, full)
+        for b in masks:
+            self._bind(b)
         total: Whole = Int(1)
         for n in counts:
             total = times(total, n)
         return total
+
+    def _bind(self, b: Bound) -> None:
+        """Loops in time walk no pieces of an axis that masks leave nothing of."""
+        lo, hi = self.walked(b.axis)
+        step = next(x.step for x in self.nest if x.axis == b.axis and x.level == "serial")
+        other = self.scope.get(b.other, Piece(Int(0), 1, Int(1), True))
+        if b.upper:
+            hi = self.let(f"{b.axis}_end", least(hi, plus(other.lo, Int(other.size + b.offset))))
+        else:
+            passed = IntOp("max", minus(plus(other.lo, Int(b.offset)), lo), Int(0))
+            lo = self.let(f"{b.axis}_begin", plus(lo, times(over(passed, Int(step)), Int(step))))
+        self.shares[b.axis] = lo, hi
 
     def _decode(self, counts: list[Whole]) -> list[Whole]:
         """The block's number along each loop; the last loop moves fastest."""

@@ -11,18 +11,20 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from emmy.codegen.cpu import buffers
+from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_count import Count, count_of
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
+from emmy.codegen.cuda_lift import Lifted, keep, lifted
 from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_rows import Rows, rows
-from emmy.codegen.cuda_scope import Walk
+from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
-from emmy.codegen.cuda_values import Chain, Done, Folds, Spread, fold_parts
+from emmy.codegen.cuda_values import FINISHED, Chain, Done, Folds, Spread, fold_parts
 from emmy.codegen.cuda_wgmma import LoadedWgmma, Wgmma
 from emmy.codegen.kernel import (
     Int,
@@ -33,6 +35,7 @@ from emmy.codegen.kernel import (
     both,
     evaluated,
     least,
+    pieces,
     plus,
     same,
     times,
@@ -52,6 +55,7 @@ from emmy.codegen.kernel_gpu import (
 )
 from emmy.codegen.steps import (
     Advance,
+    Ahead,
     At,
     AwaitFlag,
     BarArrive,
@@ -90,6 +94,7 @@ from emmy.codegen.steps import (
     Store,
     StoreState,
     TakeSums,
+    Together,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -100,7 +105,7 @@ from emmy.ir.gpu import RESERVED_BYTES, WARP, parts_left, registers_at_launch, t
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import AGENTS, Role
-from emmy.ir.program import Stage, same_rows
+from emmy.ir.program import Stage, Sym, same_rows
 from emmy.ir.row_tiles import row_tile, row_warps
 from emmy.ir.target import Target
 
@@ -279,6 +284,8 @@ class _Expand:
     rows: Rows | None = None  # where the launch is rows
     sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
     counts: dict[str, Count] = field(default_factory=dict)  # stage -> the count of its parts
+    begun: dict[str, Contraction] = field(default_factory=dict)  # contractions that are begun ahead of their turn
+    kept: dict[str, str] = field(default_factory=dict)  # value that a lift reads -> registers that hold its block
     closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
     # ------------------------------------------------------------ steps
@@ -346,6 +353,8 @@ class _Expand:
                 return (Do("emmy_pdl_launch"),)
             case LaunchWait():
                 return (Do("emmy_pdl_wait"),)
+            case Ahead(value, n, inner):
+                return self._ahead(self.w.rings[value], n, inner)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
             case CountPart() | IfLast() | ResetCount():
@@ -383,6 +392,20 @@ class _Expand:
                 return ()  # where the elements are finished
             case _:
                 raise self.w.cannot(f"{s.stage} reads nothing ahead: its operands have no slots")
+
+    def _ahead(self, ring: Ring, n: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
+        """A contraction that is begun before its turn. Its sums' registers are there throughout."""
+        w, out = self.w, tuple[Stmt, ...]()
+        stage = next(s.stage for s in body if isinstance(s, Open))
+        if stage not in self.begun:
+            fold = self.begun[stage] = contraction(w, (w.launch.tile.work(stage),), KINDS)
+            out = fold.open()
+            fold.anew = True
+        self.sums[stage] = self.begun[stage]
+        w.further[ring.channel.at] = n
+        begin = self.steps(tuple(s for s in body if not isinstance(s, Open)))
+        del w.further[ring.channel.at]
+        return (*out, *only(self.rings.exists(ring, n), begin))
 
     def _shared(
         self,
@@ -429,7 +452,9 @@ class _Expand:
     def _loop(self, at: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
         w, x = self.w, self.w.nest[at]
         outer = w.scope[x.axis]
-        if any(x.axis in w.plan.program.stage(k.stage).axes for k in w.launch.tile.works):
+        p, works = w.plan.program, w.launch.tile.works
+        here = [s for s in (p.stage(k.stage) for k in works) if x.axis in s.axes]
+        if any(w.plan.stored(s, w.launch) for s in here) or not any(x.axis in p.stage(k.stage).folded for k in works):
             raise w.cannot(
                 f"a loop in time over {x.axis}, which is not folded: a GPU block makes its whole piece at once"
             )
@@ -457,6 +482,9 @@ class _Expand:
                 return self._dealt(chain, stage.axes, self._parts(chain), widest, alone=last), {i + 1, i + 2, *used}
             if i + 1 < len(steps) and steps[i + 1] == Compute(s.stage) and self._is_statistic(stage):
                 return self._dealt(Chain(w, (Compute(s.stage),)), stage.every), {i + 1}
+            if stage.monoid and stage.monoid.lift:
+                self.sums[s.stage] = lifted(w, w.launch.tile.work(s.stage), self.kept)
+                return self.sums[s.stage].open(), set()
             works = tuple(map(w.launch.tile.work, self._beside(s.stage)))
             self.sums[s.stage] = direct(w, works) or contraction(w, works, KINDS)
             return self.sums[s.stage].open(), set()
@@ -468,17 +496,44 @@ class _Expand:
         self.closed.discard(s.stage)
         if fold.shared:
             return self._dealt(chain, stage.axes, fold.gathered(), fold.widest), used
+        lift = self._lift_of(chain)
+        if lift is not None and isinstance(fold, Contraction):
+            stage, value = lift
+            self.kept[value] = f"{value}_kept" if fold.anew else fold.registers[s.stage]
+            return (*close, *keep(w, chain, fold, value, self.kept[value], stage.folded[0])), used
         spread, at = fold.spread()
+        if isinstance(fold, Lifted):
+            if isinstance(s, StoreState):
+                return (*close, *fold.stored_rows(), *chain.emit(spread, {s.stage: fold.sums_of(at[s.stage])})), used
+            return (*close, *fold.finish(), *chain.emit(spread, {s.stage: {FINISHED: at[s.stage]}})), used
         opened = self._statistics(chain, spread, whole=False)
         folded = {x: w.plan.program.stage(x).monoid for x in at}
         sums = {x: {c: at[x] for c, _ in m.state} for x, m in folded.items() if m}
         return (*opened, *close, *chain.emit(spread, sums)), used
 
+    def _lift_of(self, chain: Chain) -> tuple[Stage, str] | None:
+        """(a stage whose monoid's lift reads a value that the chain makes, that value)."""
+        p = self.w.plan.program
+        stages = (p.stage(k.stage) for k in self.w.launch.tile.works if not k.combine)
+        for s in (s for s in stages if s.monoid and s.monoid.lift):
+            made = [x.stage for x in chain.steps if isinstance(x, Close | Compute) and x.stage in s.reads]
+            if made:
+                return s, made[-1]
+        return None
+
     def _parts(self, chain: Chain) -> Folds:
         """What folds the parts that another launch left of each stage that the chain closes."""
         spaces = {s.stage: self.w.plan.workspace(s.stage) for s in chain.steps if isinstance(s, Close)}
-        stage = self.w.plan.program.stage
-        return {x: fold_parts(stage(x), space.parts, at_once=space.by_last) for x, space in spaces.items() if space}
+        plan = self.w.plan
+        filled = {  # a smaller symbol fills fewer parts
+            x: pieces(length_of(plan.program.dim(space.axis)), plan.part_step(space))
+            if isinstance(plan.program.dim(space.axis), Sym)
+            else Int(space.parts)
+            for x, space in spaces.items()
+            if space
+        }
+        last = {x for x, space in spaces.items() if space and space.by_last}
+        return {x: fold_parts(plan.program.stage(x), n, at_once=x in last) for x, n in filled.items()}
 
     def _beside(self, stage: str) -> tuple[str, ...]:
         return beside(self.w.plan.program, self.w.launch.tile, stage)
@@ -562,8 +617,11 @@ class _Expand:
 
 
 def _flat(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps without loops over warps and lanes: those are agents, and every work knows its share."""
+    """The steps without loops over warps and lanes: those are agents, every work knows its share, and each does its part."""
     out: list[Step] = []
     for s in steps:
+        if isinstance(s, Together):
+            out += s.body
+            continue
         out += _flat(s.body) if isinstance(s, ForStep) and s.loop.level in (*AGENTS, "lane") else (s,)
     return tuple(out)

@@ -16,7 +16,6 @@ from emmy.codegen.cuda_store import Boxes, boxes
 from emmy.codegen.cuda_vector import fetched, function, load, named, store, word_regs
 from emmy.codegen.kernel import (
     WHOLE,
-    Call,
     Int,
     IntLoad,
     IntVar,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from emmy.codegen.cuda_statistic import Statistic
 
 _ALWAYS = Int(1)
+FINISHED = "finished"  # in place of the components of a stage that its fold has finished
 Done = Close | Compute | StoreStep | StoreState
 
 
@@ -266,7 +266,8 @@ class Chain:
             match s:
                 case Close():
                     assert stage.monoid is not None
-                    out += self._made(stage, stage.monoid.finish, spread, sums[stage.out])
+                    value = Axis(FINISHED) if FINISHED in sums[stage.out] else stage.monoid.finish
+                    out += self._made(stage, value, spread, sums[stage.out])
                 case Compute() if stage.reduces:
                     fold = self._folded(stage, spread)
                     out += only(self.exists(spread)[1], fold) if beyond else fold
@@ -287,6 +288,8 @@ class Chain:
                 case StoreState():
                     assert stage.monoid is not None
                     for c, axes in stage.monoid.components(stage):
+                        if c not in sums[stage.out]:
+                            continue  # of rows: stored by the fold
                         at = plus(part_start(self.w, stage, axes), index_of(self.w, axes, spread.spot))
                         yield Ref(parts_name(stage.out, c), at), "f32", sums[stage.out][c]
                 case Close() | Compute():
@@ -299,6 +302,10 @@ class Chain:
         element = self.number(stage.body, i, spread, {}, named(self.w, lets))
         take = self.statistics[stage.out].take(element)
         return unrolled("e", spread.width, (*lets, take))
+
+    def made(self, stage: Stage, e: Expr, spread: Spread) -> tuple[Stmt, ...]:
+        """A vector of a stage's value, which is `e` of what is held, in registers of its own."""
+        return self._made(stage, e, spread, {})
 
     def _made(self, stage: Stage, e: Expr, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
         """A vector of the stage's value in registers of its own; no new ones when it is a sum as it stands."""
@@ -349,7 +356,7 @@ def part_start(w: Walk, stage: Stage, axes: tuple[str, ...], part: Whole | None 
     return times(part, product(sizes))
 
 
-def fold_parts(stage: Stage, parts: int, *, at_once: bool = False) -> States:
+def fold_parts(stage: Stage, parts: Whole, *, at_once: bool = False) -> States:
     """A vector of each component folded over all parts of the workspace, in order. at_once: all are asked for before the first."""
     m = stage.monoid
     assert m is not None
@@ -357,28 +364,35 @@ def fold_parts(stage: Stage, parts: int, *, at_once: bool = False) -> States:
     def make(w: Walk, spread: Spread) -> tuple[tuple[Stmt, ...], Mapping[str, str]]:
         names = {c: w.fresh(f"{stage.out}_{c}") for c, _ in m.state}
         news = {c: w.fresh(f"{stage.out}_{c}_part") for c, _ in m.state}
-        e, part = counter("e", spread.width), IntVar("part_no")
-        out: list[Stmt] = []
+        part, out = IntVar("part_no"), list[Stmt]()
+        # Components without the last axis are one number for a vector.
+        width = {c: spread.width if spread.axes[-1] in axes else 1 for c, axes in m.components(stage)}
         for (c, _), identity in zip(m.state, m.identity, strict=True):
-            out.append(Regs(names[c], "f32", spread.width))
-            out += unrolled("e", spread.width, (Store(names[c], e, Num(identity)),))
+            out.append(Regs(names[c], "f32", width[c]))
+            out += unrolled("e", width[c], (Store(names[c], counter("e", width[c]), Num(identity)),))
         body: list[Stmt] = []
         for c, axes in m.components(stage):
             at = plus(part_start(w, stage, axes, part), index_of(w, axes, spread.spot))
             start = Ref(parts_name(stage.out, c), at)
             body += [
-                Regs(news[c], "f32", spread.width),
-                *load(w, Ref(news[c], Int(0)), "f32", spread.width, start, "ldg"),
+                Regs(news[c], "f32", width[c]),
+                *load(w, Ref(news[c], Int(0)), "f32", width[c], start, "ldg"),
             ]
-        states: dict[str, Number] = {f"a_{c}": Load(names[c], e) for c in names}
-        states.update({f"b_{c}": Load(news[c], e) for c in names})
-        if len(m.state) != 1:
-            raise PlanError(f"{stage.out}: a GPU folds parts of one component, {m.name} has {len(m.state)}")
-        changed = tuple(
-            Store(names[c], e, over_states(x, states)) for (c, _), x in zip(m.state, m.combine, strict=True)
-        )
-        body += unrolled("e", spread.width, changed)
-        return (*out, For(part.name, Int(0), Int(parts), 1, tuple(body), UNROLL if at_once else 1)), names
+        states: dict[str, Number] = {}
+        for c in names:
+            states |= {f"{side}_{c}": Load(x, counter("e", width[c])) for side, x in (("a", names[c]), ("b", news[c]))}
+        combined = {c: over_states(x, states) for (c, _), x in zip(m.state, m.combine, strict=True)}
+        for c in sorted(names, key=lambda c: -list(names).index(c)):  # the first component is read by the others
+            body += unrolled("e", width[c], (Store(names[c], counter("e", width[c]), combined[c]),))
+        out.append(For(part.name, Int(0), parts, 1, tuple(body), UNROLL if at_once else 1))
+        for c in names:
+            if width[c] < spread.width:
+                one, names[c] = Load(names[c], Int(0)), w.fresh(f"{stage.out}_{c}_each")
+                out += (
+                    Regs(names[c], "f32", spread.width),
+                    *unrolled("e", spread.width, (Store(names[c], counter("e", spread.width), one),)),
+                )
+        return tuple(out), names
 
     return make
 
@@ -391,6 +405,6 @@ def over_states(e: Expr, names: Mapping[str, Number]) -> Number:
         case Axis(name):
             return names[name]
         case Apply(fn, args):
-            return Call(fn, tuple(over_states(a, names) for a in args))
+            return function(fn, tuple(over_states(a, names) for a in args), lambda x: x)
         case Read(value):
             raise PlanError(f"a monoid's expression reads the value {value}")

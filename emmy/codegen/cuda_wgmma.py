@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from emmy.codegen.cuda_atoms import Contraction, Product, fragments
 from emmy.codegen.cuda_layout import PERIOD
-from emmy.codegen.cuda_scope import Ring
+from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_values import Spread
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Num, Store, Whole, over, plus, times
 from emmy.codegen.kernel_gpu import (
@@ -37,6 +37,42 @@ _K = 16  # elements that one instruction folds
 _ROWS = 16  # of a warp's share of an instruction's 64
 
 
+def check_described(w: Walk, ring: Ring) -> None:
+    """Raises PlanError when warpgroups' instructions cannot read a ring's slots."""
+    if ring.channel.transport != "tma" or not ring.layout.swizzle:
+        how = f"{ring.value} has rows of {ring.layout.pitch} bytes in layout {ring.channel.layout}, by {ring.channel.transport}"
+        raise w.cannot(f"wgmma reads swizzled rows that tma wrote; {how}")
+
+
+def descriptor(w: Walk, ring: Ring, own: str, k: str, out: list[Stmt]) -> str:
+    """The word that describes this warpgroup's rows of a slot, at its first step of k.
+
+    Where the slot begins is passed through a shuffle: otherwise each instruction moves both descriptors from every
+    lane's registers to the warp's (measured on an H200: a third of the time of a 64 x 128 tile).
+    """
+    layout = ring.layout
+    off = w.warp_offset(own)
+    along_k = ring.columns == k
+    # Pieces of warpgroups begin at whole periods of rows, or at whole panels.
+    where = times(off, Int(layout.pitch)) if along_k else times(over(off, Int(layout.panel)), Int(layout.panel_bytes))
+    now, name = w.fresh(f"{ring.value}_now"), w.fresh(f"{ring.value}_desc")
+    out.append(LetUniform(now, plus(ring.slot(w.further.get(ring.channel.at, 0)), where)))
+    args: tuple[Ref | Whole, ...] = (Ref(SMEM, IntVar(now)),)
+    if not along_k:
+        args = (*args, Int(layout.panel_bytes))
+    out.append(LetWide(name, f"emmy_desc_{'k' if along_k else 'mn'}_sw{layout.pitch}", args))
+    return name
+
+
+def further(ring: Ring, k_axis: str, along: int, k: int) -> Whole:
+    """Bytes from the start to the element `along` its own axis and `k` along k: whole periods, or inside a row."""
+    row, column = (along, k) if ring.columns == k_axis else (k, along)
+    layout = ring.layout
+    assert row % PERIOD == 0
+    inside = column % layout.panel * layout.item
+    return Int(column // layout.panel * layout.panel_bytes + row * layout.pitch + inside)
+
+
 @dataclass(slots=True)
 class Wgmma(Contraction):
     """wgmma m64nNk16 (PTX ISA), sums in f32: thread t holds rows 16 (t / 32) + lane / 4 and 8 more, columns as in mma.sync."""
@@ -45,9 +81,7 @@ class Wgmma(Contraction):
 
     def open(self) -> tuple[Stmt, ...]:
         for ring in self._described:
-            if ring.channel.transport != "tma" or not ring.layout.swizzle:
-                how = f"{ring.value} has rows of {ring.layout.pitch} bytes in layout {ring.channel.layout}, by {ring.channel.transport}"
-                raise self.w.cannot(f"wgmma reads swizzled rows that tma wrote; {how}")
+            check_described(self.w, ring)
         return self._cleared(self.mt * self.nt * self._each)
 
     @property
@@ -73,7 +107,7 @@ class Wgmma(Contraction):
                         sums = Ref(p.sums, Int((i * self.nt + j) * self._each))
                         left = Further(at[p.a.value], self._step(p.a, self.m, i * self.atom.m, kk * _K))
                         right = Further(at[p.b.value], self._step(p.b, self.n, j * self.atom.n, kk * _K))
-                        out.append(Do(self._helper(p), (sums, left, right, Int(1))))
+                        out.append(Do(self._helper(p), (sums, left, right, Int(int(kk > 0 or not self.anew)))))
         return (*out, Do("emmy_wgmma_commit"))
 
     def _helper(self, p: Product) -> str:
@@ -85,33 +119,10 @@ class Wgmma(Contraction):
         return (Do(f"emmy_wgmma_wait<{pending}>"),)
 
     def _descriptor(self, ring: Ring, own: str, out: list[Stmt]) -> str:
-        """The word that describes this warpgroup's rows of a slot, at its first step of k.
-
-        Where the slot begins is passed through a shuffle: otherwise each instruction moves both descriptors from every
-        lane's registers to the warp's (measured on an H200: a third of the time of a 64 x 128 tile).
-        """
-        layout = ring.layout
-        off = self.w.warp_offset(own)
-        along_k = ring.columns == self.k
-        # Pieces of warpgroups begin at whole periods of rows, or at whole panels.
-        where = (
-            times(off, Int(layout.pitch)) if along_k else times(over(off, Int(layout.panel)), Int(layout.panel_bytes))
-        )
-        now, name = self.w.fresh(f"{ring.value}_now"), self.w.fresh(f"{ring.value}_desc")
-        out.append(LetUniform(now, plus(ring.slot(0), where)))
-        args: tuple[Ref | Whole, ...] = (Ref(SMEM, IntVar(now)),)
-        if not along_k:
-            args = (*args, Int(layout.panel_bytes))
-        out.append(LetWide(name, f"emmy_desc_{'k' if along_k else 'mn'}_sw{layout.pitch}", args))
-        return name
+        return descriptor(self.w, ring, own, self.k, out)
 
     def _step(self, ring: Ring, own: str, along: int, k: int) -> Whole:
-        """Bytes from the start to the element `along` its own axis and `k` along k: whole periods, or inside a row."""
-        row, column = (along, k) if ring.columns == self.k else (k, along)
-        layout = ring.layout
-        assert row % PERIOD == 0
-        inside = column % layout.panel * layout.item
-        return Int(column // layout.panel * layout.panel_bytes + row * layout.pitch + inside)
+        return further(ring, self.k, along, k)
 
     def close(self) -> tuple[Stmt, ...]:
         return ()

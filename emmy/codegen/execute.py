@@ -21,6 +21,7 @@ from emmy.codegen.executed_work import Works
 from emmy.codegen.lower import lower
 from emmy.codegen.steps import (
     Advance,
+    Ahead,
     At,
     AwaitFlag,
     BarArrive,
@@ -59,6 +60,7 @@ from emmy.codegen.steps import (
     Store,
     StoreState,
     TakeSums,
+    Together,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -69,6 +71,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block, outermost
 from emmy.ir.gpu import block_axes, cluster_size, parts_left, receivers, sharing_blocks
+from emmy.ir.masks import bounds
 from emmy.ir.moves.streamk import whole_rounds
 from emmy.ir.plan import SIDE, Channel, Plan
 
@@ -171,7 +174,21 @@ def _tiles(outline: Outline, env: Env) -> list[Env]:
     for i, loop in enumerate(t.nest[: t.n_block_loops]):
         whole = outline.plan.count(t.nest, i) if loop.level == "cluster" else 0  # a cluster has all its blocks
         tiles = [{**e, loop.axis: piece} for e in tiles for piece in pieces(e[loop.axis], loop.step, whole)]
-    return tiles
+    return [_unmasked(outline, tile) for tile in tiles]
+
+
+def _unmasked(outline: Outline, tile: Env) -> Env:
+    """The tile, of which loops in time walk whole pieces between the first and the last position that masks leave."""
+    nest, out = outline.launch.tile.nest, dict(tile)
+    for b in bounds(outline.plan, outline.launch):
+        (lo, hi), (first, end) = out[b.axis], tile.get(b.other, (0, 1))
+        step = next(x.step for x in nest if x.axis == b.axis and x.level == "serial")
+        if b.upper:
+            hi = max(lo, min(hi, end + b.offset))
+        else:
+            lo = max(lo, lo + (first + b.offset - lo) // step * step)
+        out[b.axis] = (lo, max(lo, hi))
+    return out
 
 
 def _run(ctas: list[Cta], rng: random.Random) -> None:
@@ -204,6 +221,10 @@ class _Agent(Works):
     rings: dict[int, Ring] = field(default_factory=dict)
     group: list[Slot] = field(default_factory=list)
     groups: list[list[Slot]] = field(default_factory=list)
+    further: dict[int, int] = field(
+        default_factory=dict
+    )  # loop -> how many fills ahead of its turn the present work is
+    last_agent: dict[int, bool] = field(default_factory=dict)  # loop over agents -> whether this is its last
 
     def run(self) -> Iterator[bool]:
         t = self.cta.outline.launch.tile
@@ -253,7 +274,7 @@ class _Agent(Works):
                 self.open(x)
             case Compute(x):
                 self.compute(x)
-                self.flying.setdefault(x, []).append(self.held(x))
+                self.flying.setdefault(self.key(x), []).append(self.held(x))
                 yield False  # still at work on what it read
                 if self.deferred(x):
                     self.settle_loaded(x)
@@ -322,6 +343,12 @@ class _Agent(Works):
                 pass  # launches run one after another here
             case LaunchWait():
                 self.waited = True
+            case Ahead(x, n, body):
+                if n < self.left(x):
+                    yield from self.ahead(x, n, body)
+            case Together(body):
+                if all(self.last_agent.values()):
+                    yield from self.steps(body)
             case From(x, fill, body):
                 ring = self.ring(self.channel(x))
                 if ring is not None and ring.j >= fill:
@@ -373,14 +400,18 @@ class _Agent(Works):
         axis, whole = s.loop.axis, self.env[s.loop.axis]
         self.rings[s.at] = Ring(*whole, s.loop.step)
         least = int(s.loop.level in SIDE)  # an agent without a piece waits and arrives like the others
-        for j, piece in enumerate(pieces(whole, s.loop.step, least)):
+        walked = pieces(whole, s.loop.step, least)
+        for j, piece in enumerate(walked):
             self.rings[s.at].j = j
+            if least:
+                self.last_agent[s.at] = j + 1 == len(walked)
             self.env[axis] = piece
             if s.loop.level in SIDE:
                 self.side[s.at] = j
             yield from self.steps(s.body)
             self.env[axis] = whole
         self.side.pop(s.at, None)
+        self.last_agent.pop(s.at, None)
         del self.rings[s.at]
 
     # ------------------------------------------------------------ channels
@@ -523,7 +554,21 @@ class _Agent(Works):
 
     def load(self, value: str) -> Block:
         c = self.cta.outline.launch.tile.channel(value)
-        return self.value(value) if c is None else self.read(c, self.position[value])
+        return self.value(value) if c is None else self.read(c, self.fill_of(value))
+
+    def fill_of(self, value: str) -> int:
+        """The fill of a channel that a work reads now."""
+        return self.position[value] + self.further.get(self.channel(value).at, 0)
+
+    def ahead(self, value: str, n: int, body: tuple[Step, ...]) -> Iterator[bool]:
+        """The body, of the fill n beyond the present one."""
+        at, ring = self.channel(value).at, self.ring(self.channel(value))
+        assert ring is not None
+        axis, lo = self.cta.outline.launch.tile.nest[at].axis, ring.lo + (ring.j + n) * ring.step
+        here, self.env[axis], self.further[at] = self.env[axis], (lo, min(lo + ring.step, ring.hi)), n
+        yield from self.steps(body)
+        self.env[axis] = here
+        del self.further[at]
 
     def read(self, c: Channel, fill: int) -> Block:
         """That fill of a channel, which must be in its slot and visible to this role."""
@@ -550,7 +595,7 @@ class _Agent(Works):
     def held(self, name: str) -> dict[str, int]:
         """value -> the fill that a work of the stage reads now."""
         channel = self.cta.outline.launch.tile.channel
-        return {v: self.position[v] for v in self.stage(name).reads if channel(v)}
+        return {v: self.fill_of(v) for v in self.stage(name).reads if channel(v)}
 
     def settle_loaded(self, name: str) -> None:
         """What lanes load to registers has been read, unlike the rest: it must be there now, and may be refilled then."""
@@ -568,7 +613,7 @@ class _Agent(Works):
 
     def settle(self, name: str, pending: int) -> None:
         """All but the last `pending` works of the stage are done: what they read must still be there."""
-        flying = self.flying.get(name, [])
+        flying = self.flying.get(self.key(name), [])
         while len(flying) > pending:
             for value, fill in flying.pop(0).items():
                 self.unchanged(name, value, fill)

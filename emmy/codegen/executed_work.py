@@ -13,7 +13,7 @@ from emmy.codegen.executed_block import Count, Cta, Env, Left, Shares, blank, co
 from emmy.codegen.steps import RoleSteps
 from emmy.errors import PlanError, Race
 from emmy.ir import interpret
-from emmy.ir.expr import Block, Named
+from emmy.ir.expr import Array, Block, Named
 from emmy.ir.gpu import parts_counted, sharers
 from emmy.ir.plan import Plan, folds_results
 from emmy.ir.program import Stage
@@ -38,6 +38,7 @@ class Works(ABC):
     flying: dict[str, list[dict[str, int]]] = field(
         default_factory=dict
     )  # stage -> what pending works read: value -> fill
+    before: dict[str, dict[str, Array]] = field(default_factory=dict)  # stage -> what agents found alike of its state
     waited: bool = False  # for the launches before
     helper: int = -1  # the block whose sums are taken
     unmet: set[str] = field(default_factory=set)  # stages of which parts were stored since all agents met
@@ -77,14 +78,20 @@ class Works(ABC):
     def open(self, name: str) -> None:
         s = self.stage(name)
         assert s.monoid is not None
-        self.accs[name] = {
+        self.accs[self.key(name)] = {
             c: blank(c, axes, self.env, v) for (c, axes), v in zip(components(s), s.monoid.identity, strict=True)
         }
 
     def accumulators(self, name: str) -> dict[str, Block]:
-        if name not in self.accs:
+        if self.key(name) not in self.accs:
             raise PlanError(f"{self.role.role.name} folds or closes {name}, whose accumulators are not open")
-        return self.accs[name]
+        return self.accs[self.key(name)]
+
+    def key(self, name: str) -> str:
+        """A stage's sums, of this agent where each keeps them from one iteration to the next."""
+        tile, folded = self.cta.outline.launch.tile, self.stage(name).folded
+        begun = tile.work(name).ahead and not any(x.level == "serial" and x.axis in folded for x in tile.nest)
+        return f"{name} {sorted(self.side.items())}" if begun else name
 
     def keep(self, name: str, block: Block) -> None:
         """What an agent has made stays with it, for a later walk of the loops over agents."""
@@ -245,7 +252,24 @@ class Works(ABC):
         count.parts = 0
 
     def fold(self, name: str, env: Env, new: Mapping[str, Named]) -> None:
-        self.join(name, self.mine(name), env, new)
+        acc, rows = self.mine(name), self.alike(name)
+        if rows:
+            where = {c: acc[c].window(env) for c in rows}
+            if not any(self.side[at] for at in self.side if self.lacks(name, at)):
+                self.before[name] = {c: acc[c].data[where[c]].copy() for c in rows}
+            for c in rows:
+                acc[c].data[where[c]] = self.before[name][c]
+        self.join(name, acc, env, new)
+
+    def alike(self, name: str) -> tuple[str, ...]:
+        """Components of a state that agents with other elements of it each fold for themselves: here one after another."""
+        around = {self.cta.outline.launch.tile.nest[at].axis for at in self.side} & set(self.stage(name).axes)
+        return tuple(c for c, axes in components(self.stage(name)) if around - set(axes))
+
+    def lacks(self, name: str, at: int) -> bool:
+        """Whether a component of a stage's state lacks the axis of a loop, which is the stage's own."""
+        axis = self.cta.outline.launch.tile.nest[at].axis
+        return axis in self.stage(name).axes and any(axis not in axes for _, axes in components(self.stage(name)))
 
     def join(self, name: str, acc: dict[str, Block], env: Env, new: Mapping[str, Named]) -> None:
         s = self.stage(name)
@@ -276,7 +300,7 @@ class Works(ABC):
             )
         acc = self.accumulators(name)
         self.finished(name)
-        del self.accs[name]
+        del self.accs[self.key(name)]
         return acc
 
     def close(self, name: str) -> None:
@@ -297,8 +321,8 @@ class Works(ABC):
         self.unmet.add(name)
 
     def finished(self, name: str) -> None:
-        if self.flying.get(name):
-            raise Race(f"{name} is closed while {len(self.flying[name])} of its works are under way")
+        if self.flying.get(self.key(name)):
+            raise Race(f"{name} is closed while {len(self.flying[self.key(name)])} of its works are under way")
 
     def put(self, memory: Block, block: Block) -> None:
         """The block goes to its place in memory, which no other block may have written."""

@@ -118,7 +118,17 @@ class LaneMax:
     lanes: int = 1
 
 
-Number = Num | Var | Load | Splat | Ramp | Call | LaneSum | LaneMax
+@dataclass(frozen=True, slots=True)
+class Given:
+    """a where a whole number is not 0, else b."""
+
+    cond: Whole
+    a: Number
+    b: Number
+    lanes: int = 1
+
+
+Number = Num | Var | Load | Splat | Ramp | Call | LaneSum | LaneMax | Given
 
 
 # ---------------------------------------------------------------- statements
@@ -458,6 +468,8 @@ def _show_number(x: Number) -> str:
             return f"lane_sum({_show_number(a)})"
         case LaneMax(a):
             return f"lane_max({_show_number(a)})"
+        case Given(cond, a, b, _):
+            return f"({show_int(cond)} ? {_show_number(a)} : {_show_number(b)})"
 
 
 def _show_stmt(s: Stmt, pad: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Literal
 from emmy.codegen.kernel import (
     Buffer,
     Call,
+    Given,
     Int,
     IntLoad,
     IntOp,
@@ -92,6 +93,14 @@ class LetFrom:
 
 
 @dataclass(frozen=True, slots=True)
+class LetAny:
+    """A new whole number that is the same in all lanes of a warp: whether a number is not 0 in any of them."""
+
+    name: str
+    value: Number
+
+
+@dataclass(frozen=True, slots=True)
 class LetWide:
     """A new 64-bit word that a helper makes, such as the descriptor of an operand in shared memory."""
 
@@ -138,7 +147,7 @@ class If:
 
 
 Arg = Ref | MapRef | Further | Whole | Number
-Stmt = LetInt | LetUniform | LetFrom | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
+Stmt = LetInt | LetUniform | LetFrom | LetAny | LetWide | SetInt | Let | Set | View | Store | Regs | Do | For | If
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +260,8 @@ def show_number(x: Number) -> str:
             return f"{fn}({', '.join(show_number(a) for a in args)})"
         case Ramp(start):
             return f"number({show_int(start)})"
+        case Given(cond, a, b, _):
+            return f"({show_int(cond)} ? {show_number(a)} : {show_number(b)})"
         case Splat() | LaneSum() | LaneMax():
             raise AssertionError("a GPU thread has no vectors of numbers")
 
@@ -279,6 +290,8 @@ def _show(body: tuple[Stmt, ...], pad: str) -> list[str]:  # noqa: C901  one cas
                 out.append(f"{pad}uniform int {name} = {show_int(whole)}")
             case LetFrom(name, helper, args):
                 out.append(f"{pad}int {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
+            case LetAny(name, x):
+                out.append(f"{pad}int {name} = any({show_number(x)})")
             case LetWide(name, helper, args):
                 out.append(f"{pad}word {name} = {helper}({', '.join(_show_arg(a) for a in args)})")
             case SetInt(name, whole):

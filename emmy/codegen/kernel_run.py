@@ -17,6 +17,7 @@ from emmy.codegen.kernel import (
     Buffer,
     Call,
     For,
+    Given,
     If,
     Kernel,
     LaneMax,
@@ -179,6 +180,8 @@ class _Run:
                 return np.repeat(self.number(a), lanes)
             case Ramp(start, lanes):
                 return (self.whole(start) + np.arange(lanes)).astype(np.float32)
+            case Given(cond, a, b, _):
+                return self.number(a if self.whole(cond) else b)
             case LaneSum(a):
                 return np.array([self.number(a).sum()], np.float32)
             case LaneMax(a):

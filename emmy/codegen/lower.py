@@ -6,13 +6,40 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from emmy.codegen import sync
-from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, RoleSteps, Settle, Step, Store, StoreState
+from emmy.codegen.steps import (
+    Ahead,
+    Close,
+    Compute,
+    FoldParts,
+    For,
+    Open,
+    Outline,
+    RoleSteps,
+    Settle,
+    Step,
+    Store,
+    StoreState,
+    Together,
+)
+from emmy.codegen.sync import Joint
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
 from emmy.ir.gpu import sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, SIDE, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
+from emmy.ir.plan import (
+    BLOCK_LEVELS,
+    SIDE,
+    Channel,
+    Launch,
+    Plan,
+    Role,
+    Work,
+    folds_results,
+    loop_works,
+    refilled,
+    refuse_loops,
+)
 from emmy.ir.program import swapped
 
 
@@ -96,6 +123,9 @@ class _Walk:
     sync: sync.Sync
     opened: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)  # deferred works that the ring loop around them waits for
+    given_back: dict[str, tuple[Step, ...]] = field(default_factory=dict)  # first work of a group -> what follows it
+    waited: tuple[Channel, ...] = ()  # channels whose fill of the tile has been waited for
+    begun: dict[str, Step] = field(default_factory=dict)  # work that is begun ahead -> how it begins its next piece
     in_time: int = 0  # loops around, inside the block, that one agent walks by itself
 
     def tile(self) -> tuple[Step, ...]:
@@ -104,6 +134,10 @@ class _Walk:
         blocks = t.n_block_loops
         channels = tuple(c for c in t.channels if c.at < blocks)
         top, bottom = self.sync.top_of_iteration(channels), self.sync.bottom_of_iteration(channels)
+        if any(x.level == "serial" for x in t.nest):
+            # Read in every iteration of a loop, which may have none: they have landed before a block ends all the same.
+            self.waited = channels
+            top = (*top, *self.sync.before_work(tuple(c.value for c in channels), channels))
         end = sync.end_of_tile(self.plan, self.launch, self.role)
         steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
         if t.order.kind == "streamk":
@@ -140,8 +174,9 @@ class _Walk:
         ]
         self.opened |= {w.stage for w in opening}
         channels = refilled(p, t, i, inside)
-        ahead = tuple(w.stage for w in mine if w.ahead) if channels else ()
-        late = _deferred(mine) if channels and min(c.depth for c in channels) > 1 else ()
+        folding = [w for w in mine if loop.axis in p.stage(w.stage).folded]
+        ahead = tuple(w.stage for w in folding if w.ahead) if channels else ()
+        late = _deferred(folding) if channels and min(c.depth for c in channels) > 1 else ()
         top: tuple[Step, ...] = ()
         after = sync.after_loop(channels)
         if late:
@@ -154,6 +189,14 @@ class _Walk:
         else:
             before, top = self.sync.before_loop(channels), self.sync.top_of_iteration(channels)
             bottom = self.sync.bottom_of_iteration(channels)
+        for w in mine if channels else ():
+            if w.ahead and w not in folding:
+                before = (*before, *self.begun_first(i, w, channels))
+        early = () if late or ahead else self.last_uses(i, mine, channels)
+        for joint, first in early:
+            self.given_back[first] = (*self.given_back.get(first, ()), Together(self.sync.give_back(joint)))
+        if early:
+            bottom = self.sync.bottom_of_iteration(channels, tuple(joint for joint, _ in early))
         self.settled |= set(late)
         self.in_time += loop.level not in SIDE
         body = (*top, *sync.asked(self.launch, self.role, channels), *self.nest(i + 1, inside), *bottom)
@@ -165,16 +208,52 @@ class _Walk:
         closes = (s for group in groups(p, opening) for s in self.close(group))
         return (*opens, *before, *walked, *after, *closes)
 
+    def begun_first(self, i: int, w: Work, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+        """A work made for the first piece of loop i, by all agents; from then on each begins the next when one is done.
+
+        The first is done before the loop: else ptxas waits for all groups there and says so (C7517).
+        """
+        s, nest = self.plan.program.stage(w.stage), self.launch.tile.nest
+        value = next(c.value for c in channels if c.value in s.reads)
+        first, later = (
+            (*self.sync.before_work((value,), channels, n), Open(w.stage), Compute(w.stage)) for n in (0, 1)
+        )
+        self.begun[w.stage] = Ahead(value, 1, later)
+        out: tuple[Step, ...] = (Ahead(value, 0, (*first, Settle(w.stage, 0))),)
+        for at in reversed(range(i + 1, len(nest))):
+            if nest[at].axis in s.every:
+                out = (For(at, nest[at], out),)
+        return out
+
+    def last_uses(self, i: int, works: list[Work], channels: tuple[Channel, ...]) -> tuple[tuple[Joint, str], ...]:
+        """(rings of the copy engine that are used up before the iteration ends, first of the works that read them last).
+
+        Where works that hand values on in registers read different rings, each is given back behind its last reader.
+        """
+        p, inner = self.plan.program, self.launch.tile.nest[i + 1 :]
+        if any(x.level not in SIDE for x in inner):
+            return ()
+        order, out = list(groups(p, works)), list[tuple[Joint, str]]()
+        for joint in self.sync.given_back(channels):
+            readers = [g for g in order if any(c.value in p.stage(w.stage).reads for c in joint for w in g)]
+            if readers and readers[-1] is not order[-1]:
+                out.append((joint, readers[-1][0].stage))
+        return tuple(out)
+
     def leaf(self, group: tuple[Work, ...]) -> tuple[Step, ...]:
         """Works side by side, or one alone."""
         p, names = self.plan.program, [w.stage for w in group]
         s, opens = p.stage(names[0]), tuple(map(Open, names))
         reads = dict.fromkeys(v for x in names for v in p.stage(x).reads)
-        waits = self.sync.before_work(tuple(reads), self.launch.tile.channels)
+        due = tuple(c for c in self.launch.tile.channels if c not in self.waited)
+        waits = self.sync.before_work(tuple(reads), due)
         if group[0].combine:
             return (*waits, *opens, *map(FoldParts, names), *self.close(group))
         settle = tuple(Settle(x, 0) for x in _deferred(group) if x not in self.settled)
-        computes = (*waits, *map(Compute, names), *settle)
+        computes = (*waits, *map(Compute, names), *settle, *self.given_back.get(names[0], ()))
+        if names[0] in self.begun:
+            done = (Settle(names[0], 0), *self.given_back.get(names[0], ()))
+            return (*done, *self.close(group), self.begun[names[0]])
         if names[0] in self.opened:
             return computes
         if s.reduces:

@@ -281,6 +281,22 @@ class LaunchWait:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """The body, inside loops over agents, when all of them have come this far: each does its part of it."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The body, in the scope of fill (current + `fill`) of a value's ring, if its loop has that: work that begins before its turn."""
+
+    value: str
+    fill: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class From:
     """The body, from that fill of the channel's loop on: those before it were made ahead of the loop."""
 
@@ -335,6 +351,8 @@ Step = (
     | From
     | At
     | Prefetch
+    | Together
+    | Ahead
     | Helping
     | Owning
     | ForHelpers
@@ -471,6 +489,10 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}let the next launch begin")
             case LaunchWait():
                 out.append(f"{pad}wait for the launches before")
+            case Ahead(x, n, body):
+                out += [f"{pad}ahead, of fill{_further(n)} of {x}:", *_show(body, pad + "  ")]
+            case Together(body):
+                out += [f"{pad}all together:", *_show(body, pad + "  ")]
             case From(x, n, body):
                 out.append(f"{pad}from fill {n} of {x} on:")
                 out += _show(body, pad + "  ")

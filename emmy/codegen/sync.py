@@ -12,6 +12,9 @@ Rules, each from the facts of a channel:
   that are still on their way at a block sync are not ordered before the copy engine's writes (measured: wrong sums).
   Self-fed rings refill the slot of the iteration before, so that nobody waits for the slowest agent of this one.
 - works side by side (`emmy.ir.beside`) count as one: what they read shares barriers, and they meet once to exchange sums.
+- works of one ring loop that read different rings give each back behind its last reader: it is refilled while others go on.
+- a work that is begun ahead, for the next piece, waits for that fill before it begins, and is done before its turn: then its ring
+  is given back. What others make of its result goes on meanwhile.
 - works that are deferred (their atom reads on while the next is issued): one stays under way, so an iteration gives back
   the slots of the one before, and a self-fed ring is refilled there; with one slot everything is waited for. What lanes
   load to registers before, of a ring of ldg or cp_async, is read when they have issued: its ring turns as without deferring.
@@ -205,17 +208,17 @@ class Sync:
                 out += _fill(joint, 0)
         return tuple(out)
 
-    def before_work(self, reads: tuple[str, ...], channels: tuple[Channel, ...]) -> tuple[Step, ...]:
-        """Waits of a consumer before it reads what another role fills."""
+    def before_work(self, reads: tuple[str, ...], channels: tuple[Channel, ...], ahead: int = 0) -> tuple[Step, ...]:
+        """Waits of a consumer before it reads what another role fills, the fill so many ahead."""
         read = tuple(c for c in channels if c.value in reads and self.role.name in c.dst and not c.self_fed)
-        return tuple(_wait_full(joint) for joint in self._of(read))
+        return tuple(_wait_full(joint, ahead) for joint in self._of(read))
 
-    def bottom_of_iteration(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
-        """What happens after the work of one iteration."""
+    def bottom_of_iteration(self, channels: tuple[Channel, ...], early: tuple[Joint, ...] = ()) -> tuple[Step, ...]:
+        """What happens after the work of one iteration; `early` were given back in it."""
         out: list[Step] = []
         if any(c.self_fed and c.depth == 1 and c.transport in GROUPED for c in channels):
             out.append(BlockSync())
-        out += self._give_back(channels, 0)
+        out += self._give_back(tuple(c for c in channels if all(c not in joint for joint in early)), 0)
         if channels:
             out.append(_advance(channels))
         return tuple(out)
@@ -270,9 +273,15 @@ class Sync:
     def _full(self, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
         return tuple(_wait_full(joint) for joint in self._self_fed(channels))
 
+    def given_back(self, channels: tuple[Channel, ...]) -> tuple[Joint, ...]:
+        """Those of `channels` whose slots this role gives back."""
+        return tuple(joint for joint in self._of(channels) if self.role.name in joint[0].dst)
+
+    def give_back(self, joint: Joint, ahead: int = 0) -> tuple[Step, ...]:
+        return (BarArrive(_name("empty", joint), joint[0].value, self.role.agents, ahead),)
+
     def _give_back(self, channels: tuple[Channel, ...], ahead: int) -> tuple[Step, ...]:
-        mine = (joint for joint in self._of(channels) if self.role.name in joint[0].dst)
-        return tuple(BarArrive(_name("empty", j), j[0].value, self.role.agents, ahead) for j in mine)
+        return tuple(s for joint in self.given_back(channels) for s in self.give_back(joint, ahead))
 
 
 def _fill(joint: Joint, ahead: int) -> tuple[Step, ...]:

@@ -275,6 +275,20 @@ def atom_registers(atom: str, m: int, n: int, k: int, of: tuple[int, int] = (1, 
     return sums + halves + held
 
 
+def lift_registers(atom: str, m: int, n: int, k: int, *, begun: bool = False) -> int:
+    """Registers of a thread that folds an m x n piece by a monoid with a lift, k at a time: an estimate, mostly from above.
+
+    Sums, weights in f32 and then as operands, a few numbers of each row; of mma two sets of operands of what makes the weights.
+    begun: what the next piece's are made of is made meanwhile.
+    """
+    lanes = WARP * (GROUP if atom == "wgmma" else 1)
+    sums, weights, rows = m * n // lanes, m * k // lanes, 4 * max(1, 2 * m * WARP // (16 * lanes))
+    if atom == "wgmma":
+        return sums + weights + weights // 2 + rows + _OTHER_REGISTERS + (weights if begun else 0)
+    operands = 2 * (m // 16 * 4 + k // 8 * 2)
+    return sums + weights + max(weights // 2 + 8, operands) + rows + _OTHER_REGISTERS
+
+
 def loaded_sets(k: int) -> int:
     """Sets of registers for A of a deferred atom that folds k elements by 16: one is loaded while the others are multiplied.
 

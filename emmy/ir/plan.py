@@ -20,6 +20,7 @@ AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its th
 SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 # Loops whose iterations are blocks of the launch; they stand first in the nest. Those of a cluster see each other's memory.
 BLOCK_LEVELS = ("grid", "core", "cluster")
+_ALIKE = ("warpgroup", "warp")  # agents that each fold, for themselves, what they need of a state that all have alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +348,7 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
                 return (
                     f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
                 )
-            if leaves_state and x.axis in s.axes and (c := _lacking(s, x.axis)):
+            if leaves_state and x.axis in s.axes and x.level not in _ALIKE and (c := _lacking(s, x.axis)):
                 return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())
 
@@ -399,7 +400,7 @@ def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...], op
             ends = f"{inside[0].stage} and {inside[-1].stage}"
             return f"{w.stage} has no axis {axis} but stands between {ends}, which have it"
         s = p.stage(w.stage)
-        if w.stage in opened and axis not in s.folded and (c := _lacking(s, axis)):
+        if w.stage in opened and axis not in s.folded and nest[0].level not in _ALIKE and (c := _lacking(s, axis)):
             return f"the loop over {axis} would fold {c} of {s.out} again for each piece: it comes before the loop over {s.folded[0]}"
     folding = frozenset(w.stage for w in inside if not w.combine and axis in p.stage(w.stage).folded)
     made = {w.stage: p.stage(w.stage).axes for w in inside if w.stage not in folding}

@@ -261,7 +261,7 @@ class Program:
 
     @property
     def syms(self) -> tuple[Sym, ...]:
-        return tuple(d for _, d in self.dims if isinstance(d, Sym))
+        return tuple(dict.fromkeys(d for _, d in self.dims if isinstance(d, Sym)))
 
     def sizes(self, syms: Mapping[str, int] | None = None) -> dict[str, int]:
         """Size of every axis, given each symbol's size. Raises PlanError when one is missing or out of its range."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emmy.ir.expr import FUNCTIONS, Array
+from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Glu
@@ -22,6 +23,7 @@ from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import COMPILED
+from emmy.measure.stock_attention import TorchAttention
 from emmy.measure.stock_compiled import compiled
 from emmy.measure.torch_formula import TorchFormula
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() | Bmm() | FormulaOp() if importlib.util.find_spec("torch"):
+        case Matmul() | Glu() | Bmm() | FormulaOp() | Attention() if importlib.util.find_spec("torch"):
             import torch
 
             torch.set_num_threads(threads)
@@ -64,6 +66,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str =
             return "torch", TorchBmm(op, tensor)
         case FormulaOp():
             return "torch", TorchFormula(op, tensor)
+        case Attention():
+            return "torch", TorchAttention(op, tensor)
         case _:
             return None
 

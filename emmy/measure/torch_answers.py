@@ -1,4 +1,5 @@
-"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches of them.
+"""Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches
+of them, attention.
 
 Inputs are drawn as the op's `inputs` describes them, by torch's generator. The products are the vendor library's, in another
 precision and by other code than any candidate's. Must not know plans or timing.
@@ -14,6 +15,7 @@ import numpy as np
 
 from emmy.ir.dtype import DType
 from emmy.ir.ops import Products
+from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.formula import FormulaOp, positions
 from emmy.ir.ops.glu import Activation, Glu
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-Answered = Products | FormulaOp
+Answered = Products | FormulaOp | Attention
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
@@ -106,8 +108,8 @@ class TorchAnswers(Answers):
                 x *= torch.rand(shape, generator=random, device=self._device) < self.products.filled
         else:
             x = torch.randn(shape, generator=random, device=self._device, dtype=torch.float32)
-            if not isinstance(self.products, FormulaOp):
-                x *= 1 / sqrt(self.products.k) if name in ("B", "G", "U") else 1.0
+            if isinstance(self.products, Products) and name in ("B", "G", "U"):
+                x *= 1 / sqrt(self.products.k)
         return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
     def _right(self, case: Case) -> Tensors:
@@ -132,16 +134,39 @@ class TorchAnswers(Answers):
             self._outputs.clear()
 
 
-def reference(op: Products, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def reference(op: Products | Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The first output in float64 for inputs in any dtype, as the op's `reference` defines it."""
     import torch
 
     if isinstance(op, Bmm):
         return torch.stack([_product(op, a, b) for a, b in zip(inputs["A"], inputs["B"], strict=True)])
+    if isinstance(op, Attention):
+        return _attended(op, inputs)
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return _activated(op.activation, gate).mul_(up)
     return _finished(op, _product(op, inputs["A"], inputs["B"]), inputs)
+
+
+def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Head by head: the logits of all at once would take gigabytes."""
+    import torch
+
+    q, k = inputs["Q"], inputs["K"]
+    v, size = k if op.shared else inputs["V"], k.shape[-1]
+    heads = q.reshape(op.heads, -1, size)
+    keys, values = (x.reshape(op.groups, -1, size).repeat_interleave(op.heads // op.groups, 0) for x in (k, v))
+    n, rows = keys.shape[1], heads.shape[1]
+    t, at = torch.arange(n, device=q.device), torch.arange(rows, device=q.device)[:, None] + (n - rows)
+    hidden = (t > at) if op.causal else torch.zeros_like(t > at)
+    if op.window:
+        hidden |= at >= t + op.window
+    scale, out = op.scale or 1 / sqrt(size), []
+    for head, key, value in zip(heads, keys, values, strict=True):
+        logits = (head.double() @ key.double().t()).mul_(scale).masked_fill_(hidden, float("-inf"))
+        weights = torch.softmax(logits, 1).nan_to_num_(0.0)  # a query that sees no key
+        out.append(weights @ value.double())
+    return torch.stack(out).reshape(q.shape)
 
 
 def _product(op: Products, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from emmy.codegen.emulator import SCHEDULES
 from emmy.codegen.lower import complete
 from emmy.errors import EmuError, PlanError, UsageError
 from emmy.ir.gpu import accumulation, transfer_bytes
-from emmy.ir.ops import Op, Products
+from emmy.ir.ops import Attention, Op, Products
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
 from emmy.ir.program import Dim, Sym, upper
 from emmy.ir.schedule import replay
@@ -77,11 +77,11 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     None when no op of a feasible size has that plan.
     """
     whole = op if op.work().flops <= _MOST_FLOPS else None
-    if not isinstance(op, Products) or op.work().flops <= _WHOLE_FLOPS:
+    if not isinstance(op, Products | Attention) or op.work().flops <= _WHOLE_FLOPS:
         return whole
     plan = replay(op.program(), schedule, target)
     form = _form(plan)
-    for small in _smaller(op, plan):
+    for small in _fewer_heads(op, plan) if isinstance(op, Attention) else _smaller(op, plan):
         if small.work().flops > _MOST_FLOPS:
             break
         try:
@@ -103,6 +103,22 @@ def _smaller(op: Products, plan: Plan) -> Iterator[Products]:
             m = upper(at["m"])
             at["m"] = Sym(op.m.name, min(op.m.lo, m), m)
         yield replace(op, **at)  # type: ignore[arg-type]  # an axis is called as the op's field is
+
+
+def _fewer_heads(op: Attention, plan: Plan) -> Iterator[Attention]:
+    """The op with fewer heads, queries and keys, smallest first; where a query sees the last key, it still does."""
+    size = {a: upper(d) for a, d in op.program().dims}
+    first = "g" if "g" in size else "h"
+    tries = product(*(_lengths(plan, a, size[a]) if a in size else [1] for a in (first, "s", "t")))
+    for groups, queries, keys in sorted(tries, key=prod):
+        if isinstance(op.queries, Sym):
+            rows = Sym(op.queries.name, min(op.queries.lo, queries), queries)
+            few: dict[str, Dim] = {"queries": rows, "keys": rows}
+        else:
+            few = {"queries": queries, "keys": keys}
+        if (keys < queries) == (size["t"] < size.get("s", 1)) and (queries == keys or not isinstance(op.queries, Sym)):
+            shared = groups if op.kv_heads else 0
+            yield replace(op, heads=groups * (op.heads // op.groups), kv_heads=shared, **few)  # type: ignore[arg-type]
 
 
 def _lengths(plan: Plan, axis: str, size: int) -> list[int]:

@@ -145,6 +145,8 @@ class ScheduleSpace:
     def _legal(self, skeleton: tuple[Move, ...], filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """Sites a search goes on with: phases ascend, and moves whose order does not matter are sorted."""
         sites = self._sites(filled)
+        if first := tuple(s for s in sites if s.mandatory and s.move.first):
+            return first
         if not skeleton:
             return sites
         last = skeleton[-1]

@@ -55,6 +55,12 @@ class Case:
         match self.kind:
             case "matmul":
                 op, n, k = "matmul", "N", "K"
+            case "attention":
+                d, seq = self.dims, SYMBOLIC_M if self.dynamic_m else str(self.dims["seq"])
+                words = ["causal"] * bool(d["causal"])
+                words += [f"kv{d['kv_heads']}"] * (d["kv_heads"] != d["q_heads"])
+                text = f"attention:{d['q_heads']}x{seq}x{seq}x{d['head_dim']}:{self.dtype}"
+                return f"{text}:{','.join(words)}" if words else text
             case "mlp_geglu":
                 op, n, k = "geglu", "N_inter", "K_hidden"
             case "rms_norm" | "reduce" | "pointwise":

@@ -14,6 +14,7 @@ from emmy.codegen.execute import execute
 from emmy.codegen.lower import complete, lower
 from emmy.codegen.steps import (
     Advance,
+    Ahead,
     At,
     AwaitFlag,
     BarArrive,
@@ -50,6 +51,7 @@ from emmy.codegen.steps import (
     Store,
     StoreState,
     TakeSums,
+    Together,
     TurnPass,
     TurnWait,
     WaitGroup,
@@ -93,7 +95,14 @@ PLANS["attention"] = (
     "k0/online(O) k0/splitk(O,2) k0/split(h,grid,1) k0/split(q,grid,4) k0/split(k,serial,4) k0/stage(Q,tma,1) "
     "k0/stage(K,tma,2) k0/stage(V,tma,2) k0/specialize(1,40,232) k0/persist(2)",
 )
+ATTENTION = parse_op("attention:1x160x160x16:f16:causal").program()
+BLOCKS = (
+    "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,128) k0/split(t,serial,32) k0/split(s,warpgroup,64) k0/stage(K,tma,2) "
+    "k0/stage(Q,tma,1) k0/stage(V,tma,2) k0/specialize(2,40,232) k0/persist(1) k0.O/atom(wgmma,64,16,16,1,o) k0.S/atom(wgmma,64,32,16)"
+)
 PLANS |= {
+    "attention, logits in turn": (ATTENTION, "h200", BLOCKS),
+    "attention, logits ahead": (ATTENTION, "h200", f"{BLOCKS} k0.S/pipeline()"),
     "cp_async read ahead": (AHEAD, "rtx4090", f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH}"),
     "tma read ahead": (AHEAD, "h200", f"{PIECES} k0/stage(A,tma,2) k0/stage(B,tma,2) {FETCH}"),
     "rows of two folds": (
@@ -305,7 +314,7 @@ PLANS |= {  # parts of rows that the last block combines
         f"{ROWS} k0/specialize(2,40,232) k0/prefetch(R,4) k0/pdl()",
     ),
 }
-NESTED = For | From | At | Helping | Owning | ForHelpers | IfLast
+NESTED = For | From | At | Ahead | Together | Helping | Owning | ForHelpers | IfLast
 
 
 @cache
@@ -646,8 +655,6 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
 HARMLESS = {
     # The producer waits for empty_A first, and both rings are released together once both were read.
     ("a wait dropped", "ping-pong filled once a tile", "BarWait(barrier='empty_B', value='B', ahead=0) #1"),
-    # K and V are given back together once both were read, and the producer waits for K's slot first.
-    ("a wait dropped", "attention", "BarWait(barrier='empty_V', value='V', ahead=0) #2"),
     # B has 2 slots and A 3: when B's slot is free, A's of the same fill has been for an iteration.
     ("a wait dropped", "cooperative", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
     ("a wait dropped", "early producer", "BarWait(barrier='empty_A', value='A', ahead=0) #0"),
@@ -665,6 +672,9 @@ HARMLESS = {
         "clusters with a producer",
         "BarArrive(barrier='empty_A_B', value='A', count=1, ahead=-1) #2",
     ),
+    # The first logits are waited for again in the loop; before it only for the assembler's sake.
+    ("deferred works not waited for", "attention, logits ahead", "Settle(stage='S', pending=0) #0"),
+    ("one more deferred work pending", "attention, logits ahead", "Settle(stage='S', pending=0) #0"),
     # The loop waits for every group anyway, so a group that joins the next one is waited for as well.
     ("a group not committed", "norm_linear", "Commit() #0"),
     ("a group not committed", "cp_async beside ldg", "Commit() #0"),

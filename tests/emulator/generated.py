@@ -109,6 +109,22 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/split(b,grid,1) k0/split(m,grid,16) k0/split(n,grid,32) k0/split(k,serial,32) k0/split(m,warp,16) "
         "k0/stage(A,cp_async,2) k0/stage(B,cp_async,2) k0.C/atom(mma,16,8,16)",
     ),
+    "attention": (  # logits far from 0, so that maxima grow; a slot for each of K and V, given back behind its last reader
+        "attention:1x192x192x64:f16:causal,scale1.0",
+        "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,128) k0/split(t,serial,32) k0/split(s,warpgroup,64) k0/stage(K,tma,1) "
+        "k0/stage(Q,tma,1) k0/stage(V,tma,1) k0/specialize(2,40,232) k0.O/atom(wgmma,64,64,16,1,o) k0.S/atom(wgmma,64,32,16)",
+    ),
+    "attention by warps": (
+        "attention:1x96x90x32:f16:causal,scale1.0",
+        "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,32) k0/split(t,serial,16) k0/split(s,warp,16) k0/stage(K,cp_async,2) "
+        "k0/stage(Q,cp_async,1) k0/stage(V,cp_async,2) k0.O/atom(mma,16,8,16,1,o) k0.S/atom(mma,16,8,16)",
+    ),
+    "keys in parts": (
+        "attention:2x1x96x32:f16:kv1,scale1.0",
+        "k0/online(O) k0/splitk(O,3) k0/split(g,grid,1) k0/split(r,grid,16) k0/split(t,serial,16) k0/split(r,warp,16) "
+        "k0/stage(K,tma,2) k0/stage(Q,tma,1) k0/stage(V,tma,2) k0.O/atom(mma,16,8,16,1,o) k0.S/atom(mma,16,8,16) "
+        "k1/split(g,grid,1) k1/split(r,grid,2) k1/split(e,grid,64)",
+    ),
     "direct": (
         "matmul:8x32x128:f16:nk",
         "k0/split(m,grid,8) k0/split(n,grid,32) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",

@@ -38,6 +38,8 @@ _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 _STATES = r"(emmy_sts_b32\(.*\n +\}\n +\}\n) +emmy_syncthreads\(\);\n"
 
 _INSIDE = r" && warp_n \+ lane \* 2 < 70\) \{\n"
+_RETURN_K = r" +emmy_fence_async\(\);\n +emmy_syncwarp\(\);\n +if \(lane == 0\) emmy_mbar_arrive\(smem \+ 24584\);\n"
+
 _RAISE = r" +if \(thread == 0\) emmy_flag_raise\(C_flags \+ worker\);\n"
 
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
@@ -723,5 +725,68 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ("B's batches lie closer", r"b_block \* 2880", "b_block * 2808", "wrong"),
         ("results of all batches go to the first", r"C \+ b_block \* 960", "C + 0", "wrong"),
         ("rows of the next batch are read", r"copy_row \+ i \* 8 < 24 - m_lo", "1", "bounds"),
+    ),
+    *_bugs(
+        "attention",
+        ("Q is not waited for", r"^ +emmy_mbar_wait\(smem \+ 24592, phase1\);\n", "", "race copy"),
+        ("K is not waited for", r"^ +emmy_mbar_wait\(smem \+ 24576, phase\);\n", "", "race copy"),
+        ("V is not waited for", r"^ +emmy_mbar_wait\(smem \+ 24608, phase\);\n", "", "race copy"),
+        ("K's slot is not waited for", r"^ +emmy_mbar_wait\(smem \+ 24584, phase \^ 1\);\n", "", "race barrier"),
+        ("V's slot is not waited for", r"^ +emmy_mbar_wait\(smem \+ 24616, phase \^ 1\);\n", "", "race barrier"),
+        ("K is given back while it is multiplied", rf"( +emmy_wgmma_wait<0>.*\n)({_RETURN_K})", r"\2\1", "race"),
+        ("K is not given back", _RETURN_K, "", "deadlock"),
+        (
+            "V is given back with K",
+            rf"({_RETURN_K})",
+            r"\1if (lane == 0) emmy_mbar_arrive(smem + 24616);\n",
+            "race barrier",
+        ),
+        ("logits are read before the wait", rf" +emmy_wgmma_wait<0>.*\n({_RETURN_K})", r"\1", "race wrong copy"),
+        (
+            "weights are changed while they are multiplied",
+            r"^ +emmy_wgmma_wait<0>.*\n( +emmy_pin)",
+            r"\1",
+            "race wrong registers",
+        ),
+        ("sums stay relative to an old maximum", r"if \(O_any_moved\)", "if (O_any_moved && t1 == 0)", "wrong"),
+        ("lanes of a row differ in their maximum", r"emmy_across<2>\(O_m_new\[h\]\)", "O_m_new[h]", "wrong"),
+        ("lanes of a row differ in their sum", r"emmy_across<2>\(O_l\[h\]\)", "O_l[h]", "wrong"),
+        ("a query sees the next key", r"\+ h \* 8 \+ 1 \?", "+ h * 8 + 2 ?", "wrong"),
+        ("nothing is masked", r"(if \(t1 \+ 31 < .*) == 0\)", r"\1 == 2)", "wrong"),
+        ("a block ends a piece too early", r"s_lo \+ 128\)", "s_lo + 96)", "wrong"),
+        ("the producer goes on behind the mask", r"t < t_end", "t < 192", "deadlock exit"),
+        ("the consumers go on behind the mask", r"t1 < t_end", "t1 < 192", "deadlock"),
+        ("weights meet other keys", r"O_p_frag \+ 4, ", "O_p_frag, ", "wrong"),
+        (
+            "rows of the atom are exchanged",
+            r"(O_p_frag\[kk \* 4 \+ )1(\].*\n.*O_p_frag\[kk \* 4 \+ )2",
+            r"\g<1>2\g<2>1",
+            "wrong",
+        ),
+    ),
+    *_bugs(
+        "attention by warps",
+        (
+            "a slot is refilled before all have read it",
+            r"(emmy_cp_async_wait<0>\(\);\n) +emmy_syncthreads\(\);\n( +const int K_fill1)",
+            r"\1\2",
+            "race copy",
+        ),
+        ("a query without keys divides by nothing", r"fmaxf\(O_l\[h\], 1e-30f\)", "O_l[h]", "wrong"),
+        ("V is read as it lies", r"emmy_ldmatrix_x4_trans", "emmy_ldmatrix_x4", "wrong"),
+        ("operands of V come from K", r"V_now = slot \* 1024 \+ 4096", "V_now = slot * 1024", "wrong"),
+    ),
+    *_bugs(
+        "keys in parts",
+        ("a part is left out", r"part_no < 3", "part_no < 2", "wrong"),
+        ("parts leave their maxima in one place", r"O_m_parts \+ block \* 2", "O_m_parts", "wrong race"),
+        ("every lane of a row stores its maximum", r"\(lane & 3\) == 0 && ", "", "twice"),
+        ("rows that are not there are stored", r" && \(lane >> 2\) \+ h \* 8 < 2\)", ")", "bounds wrong"),
+        (
+            "a part is not relative to the maximum of both",
+            r"fmaxf\(O_m\[0\], O_m_part\[0\]\)\) \* 1",
+            "O_m[0]) * 1",
+            "wrong",
+        ),
     ),
 )

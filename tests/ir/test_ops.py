@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emmy.errors import EmmyError, UsageError
 from emmy.ir.dtype import DTYPES, decode, encode
 from emmy.ir.expr import FUNCTIONS
-from emmy.ir.ops import Bmm, Geglu, Matmul, Swiglu, matmul, parse_op
+from emmy.ir.ops import Attention, Bmm, Geglu, Matmul, Swiglu, matmul, parse_op
 from emmy.ir.ops.matmul import EPILOGUES, STATISTIC
 from emmy.ir.program import Sym
 from emmy.testing.op_contract import OpContract
@@ -26,6 +26,18 @@ class TestMatmul(OpContract):
         matmul(Sym("m", 2, 9), 8, 16, "f32", "kn", ("sum_squares",)),
         matmul(Sym("m", 2, 9), 8, 16, "bf16", "nk", ("bias", "silu", "residual")),
         matmul(Sym("m", 1, 1), 3, 2, "f32", "kn", ("residual", "bias", "scale")),
+    )
+
+
+class TestAttention(OpContract):
+    ops = (
+        Attention(1, 1, 1, 1),
+        Attention(2, 3, 7, 8, "f32"),
+        Attention(4, 9, 9, 4, "f16", causal=True),
+        Attention(4, 5, 12, 4, "bf16", causal=True, window=3, kv_heads=2),
+        Attention(2, 9, 4, 4, "f16", causal=True),  # queries that see no key
+        Attention(4, 1, 9, 4, "f16", causal=True, window=4, kv_heads=1, shared=True),
+        Attention(2, Sym("m", 2, 9), Sym("m", 2, 9), 4, "f16", causal=True, scale=0.25),
     )
 
 
@@ -170,3 +182,28 @@ def test_parameters_are_constant_and_what_may_have_been_computed_just_before_is_
     p = parse_op("matmul:4x4x4:f16:nk,bias,scale,residual").program()
     assert {v.name: v.constant for v in p.inputs} == {"A": False, "B": True, "bias": True, "scale": False, "R": False}
     assert not p.is_constant("C")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("attention:4x5x6:f16", "the shape is not HEADSxQUERIESxKEYSxDIM"),
+        ("attention:4x5x6x8:f64", "the dtype is not one of"),
+        ("attention:4x5x6x8:f16:window3", "a window of 3 positions needs causal"),
+        ("attention:4x5x6x8:f16:kv3", "3 heads of K and V do not divide the 4 of Q"),
+        ("attention:4x5x6x8:f16:causal,causal", "each option may stand once"),
+        ("attention:4x5x6x8:f16:soft", "the options are causal, window<N>, kv<N>, k_is_v and scale<X>; got 'soft'"),
+        ("attention:4xm(1..6)x6x8:f16", "both are open and equal, or neither"),
+        ("attention:0x5x6x8:f16", "heads is 0"),
+    ],
+)
+def test_odd_attention_is_refused_with_words(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as e:
+        parse_op(text)
+    assert words in str(e.value)
+
+
+def test_attention_counts_only_what_masks_leave() -> None:
+    assert parse_op("attention:2x4x4x8:f16").work().flops == 4 * 2 * 16 * 8
+    assert parse_op("attention:2x4x4x8:f16:causal").work().flops == 4 * 2 * 10 * 8
+    assert parse_op("attention:2x4x4x8:f16:causal,window2").work().flops == 4 * 2 * 7 * 8

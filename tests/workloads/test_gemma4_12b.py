@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from emmy.errors import UsageError
-from emmy.ir.ops import Geglu, parse_op
+from emmy.ir.ops import Attention, Geglu, parse_op
 from emmy.workloads import load, op_texts
 from emmy.workloads.gemma4_12b import KINDS
 
@@ -38,6 +38,7 @@ def test_every_matmul_is_an_op_of_the_same_sizes_and_layout() -> None:
         text = case.op_text()
         if case.kind != "matmul":
             assert (text is None) == (case.kind in ("norm_linear", "linear_norm", "attention")), case.id
+            assert (text is None) == (case.kind not in ("mlp_geglu", "attention")), case.id
             continue
         assert text is not None
         op = parse_op(text)
@@ -46,6 +47,17 @@ def test_every_matmul_is_an_op_of_the_same_sizes_and_layout() -> None:
         assert shapes["B"] == (("n", "k") if case.weight_layout == "nk" else ("k", "n"))
         if not case.dynamic_m:
             assert op.work().flops == 2.0 * case.dims["M"] * case.dims["N"] * case.dims["K"]
+
+
+def test_every_attention_is_an_op_of_the_same_sizes() -> None:
+    cases = [case for case in load("@gemma4-12b") if case.kind == "attention"]
+    assert len(cases) == 8
+    for case in cases:
+        op = parse_op(case.op_text() or "")
+        assert isinstance(op, Attention)
+        assert (op.heads, op.groups, op.dim) == tuple(case.dims[x] for x in ("q_heads", "kv_heads", "head_dim"))
+        assert op.causal == case.dims["causal"]
+        assert op.program().sizes({"m": case.dims["seq"]} if case.dynamic_m else None)["t"] == case.dims["seq"]
 
 
 def test_every_gated_pair_is_an_op_of_the_same_sizes_and_layout() -> None:
@@ -97,7 +109,7 @@ def test_a_pattern_selects_cases_by_id() -> None:
 def test_op_texts_are_distinct_and_leave_out_what_no_op_expresses() -> None:
     texts = op_texts("@gemma4-12b")
     assert len(texts) == len(set(texts)) > 100
-    assert op_texts("@gemma4-12b/attention*") == ()
+    assert op_texts("@gemma4-12b/rope*") == ()
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,18 @@ HELPERS: tuple[Helper, ...] = (
     ),
     *(_shuffle(mode, dtype) for mode in ("xor", "idx") for dtype in ("f32", "u32")),
     Helper(
+        "any",
+        "int any(float x)",
+        "Parallel Synchronization and Communication Instructions: vote.sync.any",
+        "return __any_sync(0xffffffffu, x != 0.0f);",
+        "struct Arg { float x; int y; } arg{x, 0};\n"
+        'emu::warp("vote.any", site, &arg, [](emu::Lanes& w) {\n'
+        "  int y = 0;\n"
+        "  for (int l = 0; l < 32; ++l) y |= w.arg<Arg>(l).x != 0.0f;\n"
+        "  for (int l = 0; l < 32; ++l) w.arg<Arg>(l).y = y;\n"
+        "});\nreturn arg.y;",
+    ),
+    Helper(
         "across",
         "float across(float x)",
         "the x of lane `me ^ D`",

@@ -40,6 +40,9 @@ from emmy.ir.moves.base import (
 )
 from emmy.ir.moves.direct_tiles import refuse_direct
 from emmy.ir.moves.gpu_tiles import for_one, missing_loops
+from emmy.ir.moves.lifted_tiles import ATOMS as LIFT_ATOMS
+from emmy.ir.moves.lifted_tiles import feeds_lift, lifted, refuse_lift
+from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage, swapped
 from emmy.ir.target import Target
@@ -85,6 +88,11 @@ class BindAtom(Move):
         for w in la.tile.works:
             monoid = plan.program.stage(w.stage).monoid
             if monoid is None or w.combine or _waits(plan, la, w):
+                continue
+            over = None if target.is_cpu else lifted(plan, la)
+            if over is not None and (
+                not all(map(la.tile.channel, contracted(plan, la))) or _waits_for_lift(la, w, over)
+            ):
                 continue
             staged = target.is_cpu or _staged(plan, la, w)
             if not staged and missing_loops(plan, target):
@@ -149,6 +157,10 @@ class BindAtom(Move):
         reason = None if target.is_cpu or self.inner else refuse_beside(self, plan, w.stage)
         for x in self._stages(plan, la, s, target):
             reason = reason or _refuse_body(kind, x, plan) or _refuse_swapped(kind, x, target)
+        stage = plan.program.stage(w.stage)
+        joined = not target.is_cpu and (bool(self.inner) or feeds_lift(plan, la, stage))
+        if reason is None and joined and kind.name not in LIFT_ATOMS:
+            reason = f"{kind.name} leaves sums of {s.out} where no lift can take them; {', '.join(LIFT_ATOMS)} do not"
         reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
 
@@ -189,8 +201,10 @@ class BindAtom(Move):
             if not _fits(kind, step, left):
                 need = "a multiple is needed" if kind.exact else "at least half must be used"
                 return f"{self.atom} computes {step} of {axis or 'm'} at once, the tile has {left}: {need}"
-        if target.is_cpu or self.inner:
+        if target.is_cpu:
             return None
+        if self.inner:
+            return refuse_lift(plan, la, plan.program.stage(w.stage), kind.name, registers_allowed(plan, la, w, target))
         if kind.unit == "warpgroup":
             one, at_launch = n // 2 + _AROUND + 4 * kind.loaded, registers_at_launch(plan, la, target)
             if one > at_launch:
@@ -255,8 +269,7 @@ def _refuse_slots(plan: Plan, la: Launch, s: Stage, kind: AtomKind) -> str | Non
         c = la.tile.channel(v)
         if c is not None and c.transport != "tma":
             return f"{kind.name} reads {v} as tma leaves it, here {c.transport} brings it"
-        value = plan.program.value(v)
-        if c is None or len(value.axes) < 2:
+        if c is None or len((value := plan.program.value(v)).axes) < 2:
             continue
         rows, columns, together = block_shape(plan, la.tile, c)
         if swizzled_bytes(rows, columns, size_bytes(value.dtype), together) <= TRANSFER_BYTES:
@@ -277,6 +290,11 @@ def _waits(plan: Plan, la: Launch, w: Work) -> bool:
     """Whether a work beside this one comes first, which has no atom yet."""
     group = beside(plan.program, la.tile, w.stage)
     return any(not la.tile.work(x).atoms for x in group[: group.index(w.stage)])
+
+
+def _waits_for_lift(la: Launch, w: Work, over: Stage) -> bool:
+    """Whether the launch's work that folds by a lift comes first, which has no atom yet."""
+    return w.stage != over.out and not la.tile.work(over.out).atoms
 
 
 def _staged(plan: Plan, la: Launch, w: Work) -> bool:

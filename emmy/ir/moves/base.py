@@ -43,6 +43,7 @@ class Move(ABC):
     name: ClassVar[str]
     phase: ClassVar[int]  # a search applies moves in ascending phase, so that one plan has few spellings
     commutes: ClassVar[bool] = False  # the order among moves of this kind does not matter: a search sorts them
+    first: ClassVar[bool] = False  # where it has a mandatory site, a search tries nothing else before it
     mandatory: ClassVar[bool] = False  # a search does not stop while this move has a site
     searched: ClassVar[bool] = True  # code is generated for what the move makes, so that a search may choose it
 

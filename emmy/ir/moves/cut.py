@@ -9,8 +9,9 @@ from typing import ClassVar
 from emmy.ir.beside import leads
 from emmy.ir.moves.base import Move, Site, refuse_path, register
 from emmy.ir.moves.gpu_tiles import product_of
+from emmy.ir.moves.lifted_tiles import lifted
 from emmy.ir.moves.row_loops import rows_only
-from emmy.ir.plan import Launch, Plan, Tile, folds_results
+from emmy.ir.plan import Launch, Plan, Tile, Work, folds_results
 from emmy.ir.target import Target
 
 
@@ -35,6 +36,8 @@ class Cut(Move):
             for w in la.tile.works[1:]:
                 move, statistic = cls(la.name, None, w.stage), folds_results(p, la.tile.works, p.stage(w.stage))
                 due = statistic and not target.is_cpu and product_of(plan, la) is not None
+                if not target.is_cpu and _under_lift(plan, la, w):
+                    continue
                 if leads(p, la.tile, w.stage) and move.refuse(plan, target) is None:
                     yield Site(move, mandatory=due)  # blocks share out the axis it folds: this, or splitk
 
@@ -55,3 +58,9 @@ class Cut(Move):
         i = [w.stage for w in la.tile.works].index(self.out)
         new = Launch(f"k{len(plan.launches)}", Tile(la.tile.works[i:]), (self.launch,))
         return plan.with_launch_after(replace(la, tile=replace(la.tile, works=la.tile.works[:i])), new)
+
+
+def _under_lift(plan: Plan, la: Launch, w: Work) -> bool:
+    """Whether a work folds by a lift, or is before one that does: a GPU keeps what a lift reads in registers."""
+    s = lifted(plan, la)
+    return s is not None and la.tile.works.index(w) <= la.tile.works.index(la.tile.work(s.out))

@@ -16,7 +16,7 @@ from math import prod
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, sides, trips, warps
-from emmy.ir.moves import direct_tiles
+from emmy.ir.moves import direct_tiles, lifted_tiles
 from emmy.ir.moves.row_loops import missing_row_loop, rows_only
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, swapped, upper
@@ -78,7 +78,12 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     """
     t = la.tile
     s = product_of(plan, la)
-    if s is None or _shared_out(plan, la, s) or any(x.level not in ("grid", "serial") for x in t.nest):
+    if (
+        s is None
+        or lifted_tiles.lifted(plan, la)
+        or _shared_out(plan, la, s)
+        or any(x.level not in ("grid", "serial") for x in t.nest)
+    ):
         return False
     rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
     if swapped(s) or not _by_engine(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
@@ -110,6 +115,8 @@ def statistic_columns(plan: Plan, la: Launch, s: Stage) -> tuple[int, ...]:
 
 
 def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
+    if (s := lifted_tiles.lifted(plan, la)) is not None:
+        return tuple(Missing(la.name, *loop) for loop in lifted_tiles.loops(plan, la, s, target))
     of = product_of(plan, la)
     folded = {a for w in la.tile.works if not w.combine for a in plan.program.stage(w.stage).folded}
     if of is not None and (n := of.axes[-1]) in folded and not _has(la, n, "grid"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from emmy.ir.expr import Apply, Axis, Read, factors, parse, reads, substitute
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors, parse, reads, substitute
 from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.moves.rewrite import refuse_nest, replace_stages
 from emmy.ir.plan import Plan
@@ -28,11 +28,13 @@ class Online(Move):
     out: str
     name: ClassVar[str] = "online"
     phase: ClassVar[int] = 1
+    first: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         moves = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works)
-        return legal_sites(moves, plan, target)
+        for site in legal_sites(moves, plan, target):
+            yield Site(site.move, mandatory=not target.is_cpu)  # weights of whole rows would fill a GPU's memory
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)
@@ -66,7 +68,7 @@ class Online(Move):
             larger,
             *(parse(f"a_{c} * exp(a_m - maximum(a_m, b_m)) + b_{c} * exp(b_m - maximum(a_m, b_m))") for c in "lo"),
         )
-        finish = Apply("div", (Axis("o"), Axis("l")))
+        finish = _over_states(plan.program.stage(self.out).body, {found[3].out: "o", found[2].out: "l"})
         monoid = Monoid("online_softmax", state, (-1e30, 0.0, 0.0), combine, finish, lift)
         old = plan.program.stage(self.out)
         new = Stage(self.out, old.axes, weighted.body, (Reduce(weighted.folded[0], monoid),), old.dtype)
@@ -77,20 +79,39 @@ class Online(Move):
 _STATES = ("m", "p", "l", "o")  # maximum, weights, their sum, weighted sum: as the lift's stages are named
 
 
+def _above(e: Expr) -> Expr:
+    """`e`, or what is kept above a constant in maximum(e, constant)."""
+    return e.args[0] if isinstance(e, Apply) and e.fn == "maximum" and isinstance(e.args[1], Const) else e
+
+
+def _over_states(e: Expr, names: dict[str, str]) -> Expr:
+    """The quotient with components of the state in the place of sums."""
+    return substitute(e, lambda r: Axis(names[r.value]))
+
+
 def _rename(s: Stage, low: dict[str, str]) -> Stage:
     return replace(s, out=low[s.out], body=substitute(s.body, lambda r: Read(low.get(r.value, r.value), r.index)))
+
+
+def _is_shifted(weight: Stage, top: Stage) -> bool:
+    """Whether weights are exp(A - M), M being the maximum of A, or of what is not below A."""
+    body = weight.body
+    if not (isinstance(body, Apply) and body.fn == "exp" and isinstance(body.args[0], Apply)):
+        return False
+    inner = body.args[0]
+    least = top.body.args if isinstance(top.body, Apply) and top.body.fn == "maximum" else (top.body,)
+    return inner.fn == "sub" and inner.args[0] in least and inner.args[1] == Read(top.out, top.axes)
 
 
 def _softmax(p: Program, out: str) -> tuple[Stage, Stage, Stage, Stage] | None:
     """(maximum, weights, their sum, weighted sum) of O = N / L, or None when the stages have another form."""
     body = p.stage(out).body
-    if not (
-        isinstance(body, Apply)
-        and body.fn == "div"
-        and all(isinstance(a, Read) and p.has_stage(a.value) for a in body.args)
-    ):
+    if not (isinstance(body, Apply) and body.fn == "div"):
         return None
-    weighted, total = (p.stage(a.value) for a in body.args if isinstance(a, Read))
+    parts = tuple(_above(a) for a in body.args)
+    if not all(isinstance(a, Read) and p.has_stage(a.value) for a in parts):
+        return None
+    weighted, total = (p.stage(a.value) for a in parts if isinstance(a, Read))
     if (
         total.monoid != SUM
         or weighted.monoid != SUM
@@ -105,9 +126,8 @@ def _softmax(p: Program, out: str) -> tuple[Stage, Stage, Stage, Stage] | None:
     if len(tops) != 1 or weight.out not in weighted.reads or tops[0].folded != total.folded:
         return None
     top = tops[0]
-    shifted = Apply("exp", (Apply("sub", (top.body, Read(top.out, top.axes))),))
     others = [f for f in factors(weighted.body) if f != Read(weight.out, weight.axes)]
     linear = len(others) == len(factors(weighted.body)) - 1  # rescaling the weights must rescale their sums
     apart = not any({weight.out, top.out, total.out} & set(reads(f)) for f in others)
     nested = set(top.axes) <= set(total.axes) <= set(weighted.axes) and len(total.folded) == 1
-    return (top, weight, total, weighted) if weight.body == shifted and linear and apart and nested else None
+    return (top, weight, total, weighted) if _is_shifted(weight, top) and linear and apart and nested else None

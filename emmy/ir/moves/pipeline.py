@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside
+from emmy.ir.gpu import lift_registers, registers_allowed
 from emmy.ir.moves.base import (
     Move,
     Site,
@@ -17,6 +19,7 @@ from emmy.ir.moves.base import (
     register,
     works_beside,
 )
+from emmy.ir.moves.lifted_tiles import feeds_lift, lifted
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
 from emmy.ir.target import Target
 
@@ -34,6 +37,9 @@ class Pipeline(Move):
 
     The matrix units no longer stand still while a piece's first operands come from shared memory, and a ring holds one more
     fill under way. Refuses rings of one slot, and pieces with an odd number of steps: the sets of registers alternate.
+
+    k0.S/pipeline(), where a lift reads S: logits of the next piece are begun before weights are made of this one's. Matrix units
+    multiply while lanes take maxima and exponentials. Refuses atoms that are done when they end, and rings that no role fills.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -51,6 +57,8 @@ class Pipeline(Move):
             return missing
         la = plan.launch(self.launch)
         w = la.tile.work(self.work or "")
+        if not target.is_cpu and feeds_lift(plan, la, plan.program.stage(w.stage)):
+            return _refuse_begun(plan, la, w, target)
         atom = next((a for a in w.atoms if a.stage == w.stage), None)
         if atom is None or atom.name not in _ATOMS:
             found = atom.name if atom else "no atom"
@@ -70,6 +78,25 @@ class Pipeline(Move):
         la = plan.launch(self.launch)
         works = works_beside(plan, la, self.work or "", target)
         return put_work(plan, la, *(replace(w, ahead=True) for w in works))
+
+
+def _refuse_begun(plan: Plan, la: Launch, w: Work, target: Target) -> str | None:
+    """Why a work that a lift reads cannot be begun for the next piece while the lift is at this one."""
+    over, atom = lifted(plan, la), next((a for a in w.atoms if a.stage == w.stage), None)
+    assert over is not None
+    if atom is None or not ATOMS[atom.name].deferred:
+        return (
+            f"{w.stage} has {atom.name if atom else 'no atom'}: only what goes on by itself is begun ahead of its turn"
+        )
+    if w.ahead:
+        return f"{w.stage} is begun ahead of its turn already"
+    ring = next((c for v in plan.program.stage(w.stage).reads if (c := la.tile.channel(v)) and c.depth > 1), None)
+    if ring is None or not la.tile.roles:
+        found = f"{len(la.tile.roles)} roles" if ring else "no ring of 2 slots"
+        return f"{w.stage} has {found}: to be begun ahead it needs a ring of 2 slots or more that a role fills"
+    m, n, k = (plan.extent(la.tile.nest, a) for a in (over.axes[-2], over.axes[-1], over.folded[-1]))
+    need, most = lift_registers(atom.name, m, n, k, begun=True), registers_allowed(plan, la, w, target)
+    return f"{need} registers a thread with logits of two pieces, there are {most}" if need > most else None
 
 
 def _refuse_rings(plan: Plan, la: Launch, w: Work) -> str | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from emmy.ir.gpu import GROUP, block_shape, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
+from emmy.ir.gpu import GROUP, WARP, block_shape, by_groups, cluster_size, ring_bytes, sharing_blocks, warps
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, legal_sites, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import for_one
+from emmy.ir.moves.lifted_tiles import lifted, refuse_lift
 from emmy.ir.moves.stage import contracted
 from emmy.ir.plan import Plan, Role
 from emmy.ir.target import Target
@@ -49,7 +50,14 @@ class Specialize(Move):
                 continue
             groups = 2 if alone else warps(plan, la.tile.nest) // GROUP
             fill, work = _dealt(groups, target)
-            ways = ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)  # one begins with as many as it can use
+            ways: tuple[tuple[int, int], ...] = (
+                ((0, 0), (fill, work)) if groups > 1 else ((0, 0),)
+            )  # one begins with as many as it can use
+            over = lifted(plan, la)
+            if over is not None:
+                ways = tuple(
+                    x for x in ways if refuse_lift(plan, la, over, "wgmma", x[1] or _even(groups, target)) is None
+                )
             legal = [x for x in ways if cls(la.name, None, groups, *x).refuse(plan, target) is None]
             if legal:
                 filling, working = (tuple(sorted({x[i] for x in legal})) for i in (0, 1))
@@ -104,6 +112,11 @@ def _dealt(groups: int, target: Target) -> tuple[int, int]:
     quota = _quota(groups, target)
     work = min(_WORKING, (quota - _FILLING) // groups // 8 * 8)
     return min(40, (quota - groups * work) // 8 * 8), work
+
+
+def _even(groups: int, target: Target) -> int:
+    """Registers of every thread of groups of warps with a warp that fills, of which the fullest quarter has one more."""
+    return min(target.max_regs_thread, target.regs_sm // 4 // ((groups + 1) * WARP) // 8 * 8)
 
 
 def _quota(groups: int, target: Target) -> int:

@@ -10,11 +10,14 @@ from typing import ClassVar
 from emmy.ir.beside import beside
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_beside, refuse_late_loop, refuse_path, register
 from emmy.ir.moves.gpu_tiles import missing_loops, statistic_columns
+from emmy.ir.moves.lifted_tiles import feeds_lift, lifted
 from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, folds_results, refuse_loops
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
 
+_PARTS = (2, 3, 4, 6, 8, 16)
+_MANY_PARTS = (24, 32, 48, 64)  # of keys that a few queries see: there are few other blocks
 _WORKSPACE_BYTES = 256 << 20
 
 
@@ -42,10 +45,12 @@ class SplitK(Move):
         for la in () if rows_only(plan, target) else plan.launches:
             for w in la.tile.works:
                 s = plan.program.stage(w.stage)
-                if not s.reduces or la.tile.nest:
+                if not s.reduces or la.tile.nest or (not target.is_cpu and feeds_lift(plan, la, s)):
                     continue
                 results = not target.is_cpu and folds_results(plan.program, la.tile.works, s)
-                tried = _by_columns(plan, la, s, target) if results else (2, 3, 4, 6, 8, 16)
+                tried = _by_columns(plan, la, s, target) if results else _PARTS
+                if not target.is_cpu and lifted(plan, la) is s:
+                    tried = (*_PARTS, *_MANY_PARTS)
                 legal = tuple(p for p in tried if cls(la.name, None, w.stage, p).refuse(plan, target) is None)
                 if legal:
                     due = results and any(x.steps == () for x in missing_loops(plan, target) if x.launch == la.name)

@@ -25,6 +25,7 @@ from emmy.ir.gpu import (
 )
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
+from emmy.ir.moves.lifted_tiles import lifted
 from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import BLOCK_LEVELS, SIDE, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
@@ -112,6 +113,8 @@ class Stage(Move):
             ways = _carriers(plan, la, values[0], target)
             for transport in ways:
                 tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
+                if _once(plan, la, values[0]):
+                    tried = (1,)
                 depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
                 if transport == "tma":
                     at_once = tuple(d for d in depths if cls._all_fit(plan, la, target, values, transport, d, _PANELS))
@@ -141,7 +144,8 @@ class Stage(Move):
         """Whether every value can be staged so, one after another, the first in the layout."""
         for v in values:
             way = _carriers(plan, la, v, target)
-            move = cls(la.name, None, v, transport if transport in way else way[0], depth, layout)
+            slots = 1 if _once(plan, la, v) else depth
+            move = cls(la.name, None, v, transport if transport in way else way[0], slots, layout)
             layout = None
             if move.refuse(plan, target) is not None:
                 return False
@@ -276,6 +280,13 @@ def _carriers(plan: Plan, la: Launch, value: str, target: Target) -> tuple[str, 
     if not together and not groups:
         return "tma", "cp_async", "ldg"
     return ("tma",) if together or engine_brings(plan, value) else ("cp_async", "ldg")
+
+
+def _once(plan: Plan, la: Launch, value: str) -> bool:
+    """Whether a launch that folds by a lift fills a value once a tile, while others turn in rings."""
+    axes = plan.program.value(value).axes
+    in_time = any(x.axis in axes and x.level == "serial" for x in la.tile.nest)
+    return not in_time and lifted(plan, la) is not None
 
 
 def _shared(plan: Plan, la: Launch) -> bool:

@@ -10,6 +10,7 @@ from emmy.ir.beside import beside
 from emmy.ir.expr import Read, factors, product
 from emmy.ir.moves.base import Move, Site, refuse_beside, refuse_path, register
 from emmy.ir.moves.gpu_tiles import swap_suits
+from emmy.ir.moves.lifted_tiles import feeds_lift
 from emmy.ir.moves.rewrite import refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.program import SUM, Stage, swapped
@@ -37,6 +38,8 @@ class Swap(Move):
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         for la in plan.launches:
             for w in la.tile.works:
+                if feeds_lift(plan, la, plan.program.stage(w.stage)):
+                    continue
                 move = cls(la.name, None, w.stage)
                 if move.refuse(plan, target) is None and swap_suits(plan, plan.program.stage(w.stage), target):
                     yield Site(move)

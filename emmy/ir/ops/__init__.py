@@ -1,5 +1,6 @@
 """Ops: what can be computed. `parse_op` reads an op's text."""
 
+from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.formula import Formula, FormulaOp, formula
 from emmy.ir.ops.glu import Geglu, Glu, Swiglu
@@ -12,6 +13,7 @@ Products = Matmul | Glu | Bmm  # ops of matrix products
 
 __all__ = [
     "Accumulate",
+    "Attention",
     "Bmm",
     "Embedding",
     "Formula",

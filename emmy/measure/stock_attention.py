@@ -1,0 +1,105 @@
+"""torch's scaled dot product attention as something a measurer can time: the fastest of its backends. Knows no schedules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emmy.ir.ops.attention import Attention
+from emmy.measure.device import Buffer, Call
+
+if TYPE_CHECKING:
+    import torch
+
+_RUNS = 3  # of each backend, of which the fastest counts
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAttention:
+    """scaled_dot_product_attention on whole heads, by the backend that is fastest for the op.
+
+    torch has no form of it that writes to a given array: binding runs it once for the answer, and calls leave theirs where torch
+    puts it. K and V are repeated for each head before anything is timed, for backends that need it.
+
+    `tensor` gives a buffer's memory as a tensor, on whatever device it lies.
+    """
+
+    op: Attention
+    tensor: Callable[[Buffer], torch.Tensor]
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
+        calls = _running(self.op, x)
+        call = min(calls, key=lambda c: _seconds(c, x["Q"].is_cuda))
+        x["O"].copy_(call().reshape(x["O"].shape))
+
+        def run() -> None:
+            call()
+
+        return run
+
+
+def _running(op: Attention, x: Mapping[str, torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
+    """Calls of every backend that computes the op here."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    size = x["Q"].shape[-1]
+    q, k = (x[v].reshape(1, heads, -1, size) for v, heads in (("Q", op.heads), ("K", op.groups)))
+    v = k if op.shared else x["V"].reshape(k.shape)
+    grouped = k.shape[1] != q.shape[1]
+    every = tuple(t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v)) if grouped else (k, v)
+    mask = None
+    if op.causal and (op.window or q.shape[2] != k.shape[2]):
+        s, t = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
+        at = s[:, None] + (len(t) - len(s))
+        mask = t[None] <= at
+        if op.window:
+            mask &= at < t[None] + op.window
+    causal, scale = op.causal and mask is None, op.scale or None
+
+    def call(backend: SDPBackend, kv: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], torch.Tensor]:
+        gqa = kv[0].shape[1] != q.shape[1]
+
+        def run() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, *kv, mask, is_causal=causal, scale=scale, enable_gqa=gqa)
+
+        return run
+
+    found: list[Callable[[], torch.Tensor]] = []
+    for backend in (
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ):
+        if backend is SDPBackend.MATH and found:
+            break  # it makes every logit in memory
+        for kv in ((k, v), every)[: 1 + grouped]:
+            run = call(backend, kv)
+            try:
+                run()
+            except RuntimeError:
+                continue
+            found.append(run)
+    return found
+
+
+def _seconds(call: Callable[[], torch.Tensor], on_gpu: bool) -> float:
+    import torch
+
+    best = float("inf")
+    for _ in range(_RUNS):
+        if on_gpu:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(_RUNS):
+            call()
+        if on_gpu:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return best
