@@ -42,7 +42,7 @@ from emmy.codegen.kernel import (
 )
 from emmy.ir.dtype import DType, size_bytes
 
-_C_TYPE: dict[DType, str] = {"f32": "float", "f16": "uint16_t", "bf16": "uint16_t"}
+_C_TYPE: dict[DType, str] = {"f32": "float", "f16": "uint16_t", "bf16": "uint16_t", "i32": "int32_t"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 

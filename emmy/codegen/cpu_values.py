@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from emmy.codegen.cpu_scope import Place, Spot, Walk
-from emmy.codegen.kernel import Call, Int, Let, Load, Num, Number, Ramp, Splat, Stmt, Store, Var, Whole
+from emmy.codegen.kernel import (
+    Call, Int, IntLoad, Let, Load, Num, Number, Ramp, Splat, Stmt, Store, Var, Whole, minus, plus, times,
+)
 from emmy.codegen.steps import Close, Compute, StoreState
 from emmy.codegen.steps import Store as StoreStep
-from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, walk
+from emmy.errors import PlanError
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, outermost
 from emmy.ir.program import Stage
 
 Done = Close | Compute | StoreStep  # steps that may follow an element while it is in a register
@@ -43,9 +46,30 @@ class At:
                     return Ramp(self.spot[name], self.lanes)
                 return self._wide(Ramp(self.spot[name]))
             case Read(value, index):
-                return self.values[value] if value in self.values else self._load(self.walk.place(value, reader), index)
+                if value in self.values:
+                    return self.values[value]
+                place = self.walk.place(value, reader)
+                if not e.computed:
+                    return self._load(place, place.axes)
+                places = {a: self.position(x, reader) for a, x in zip(place.axes, index, strict=True) if not isinstance(x, str)}
+                return replace(self, spot={**self.spot, **places})._load(place, axes_of(e))
             case Apply(fn, args):
                 return Call(fn, tuple(self.number(a, reader, names) for a in args))
+
+    def position(self, e: Expr, reader: str) -> Whole:
+        """A computed position at this place."""
+        match e:
+            case Const(v):
+                return Int(int(v))
+            case Axis(name):
+                return self.spot[name]
+            case Read(value):
+                place = self.walk.place(value, reader)
+                return IntLoad(place.view, place.at(self.spot))
+            case Apply(fn, (a, b)):
+                return {"add": plus, "sub": minus, "mul": times}[fn](self.position(a, reader), self.position(b, reader))
+            case Apply():
+                raise PlanError(f"{reader} is read at {e}, which is no position")
 
     def load(self, place: Place) -> Number:
         return self._load(place, place.axes)
@@ -122,12 +146,9 @@ def vector_lanes(walk_: Walk, stage: Stage, bodies: tuple[tuple[str, Expr], ...]
         return 1
     v = stage.axes[-1]
     for reader, body in bodies:
-        for r in walk(body):
-            if (
-                isinstance(r, Read)
-                and r.value not in local
-                and v in axes_of(r)
-                and not walk_.place(r.value, reader).contiguous(v)
-            ):
+        for r in outermost(body):
+            if r.value in local or v not in axes_of(r):
+                continue
+            if any(v in axes_of(x) for x in r.computed) or not walk_.place(r.value, reader).contiguous(v):
                 return 1
     return walk_.lanes

@@ -13,6 +13,7 @@ from typing import assert_never
 from emmy.codegen.kernel import (
     Call,
     Int,
+    IntLoad,
     IntOp,
     IntVar,
     Let,
@@ -57,7 +58,7 @@ from emmy.ir.dtype import DType
 
 _WORD_OF = re.compile(r"\b[a-z]+\b")
 _AGENTS = {WARP_INDEX: "emmy_warp_index", ELECTED: "emmy_elect"}
-_TYPE: dict[DType, str] = {"f32": "float", "f16": "u16", "bf16": "u16"}
+_TYPE: dict[DType, str] = {"f32": "float", "f16": "u16", "bf16": "u16", "i32": "int"}
 _WORD = {"f32": "float", "b32": "u32", "b16": "u16"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"lt": "<", "le": "<="}
@@ -152,7 +153,7 @@ def _arg(x: Arg) -> str:
             return f"&{name}"
         case Further(word, by):
             return word if by == Int(0) else f"emmy_desc_step({word}, {_whole(by)})"
-        case Int() | IntVar() | IntOp():
+        case Int() | IntVar() | IntOp() | IntLoad():
             return _whole(x)
         case _:
             return _number(x)

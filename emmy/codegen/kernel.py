@@ -37,7 +37,15 @@ class IntOp:
     b: Whole
 
 
-Whole = Int | IntVar | IntOp
+@dataclass(frozen=True, slots=True)
+class IntLoad:
+    """An element of a view of whole numbers."""
+
+    view: str
+    at: Whole
+
+
+Whole = Int | IntVar | IntOp | IntLoad
 
 
 # ---------------------------------------------------------------- f32 numbers
@@ -356,15 +364,18 @@ _INT: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def evaluated(x: Whole, names: Mapping[str, int]) -> int:
-    """The number that an expression is, given a number for each of its names."""
+def evaluated(x: Whole, names: Mapping[str, int], load: Callable[[str, int], int] | None = None) -> int:
+    """The number that an expression is, given a number for each of its names, and what memory holds where it reads."""
     match x:
         case Int(v):
             return v
         case IntVar(name):
             return names[name]
         case IntOp(fn, a, b):
-            return _INT[fn](evaluated(a, names), evaluated(b, names))
+            return _INT[fn](evaluated(a, names, load), evaluated(b, names, load))
+        case IntLoad(view, at):
+            assert load is not None, f"the size of something depends on {view}"
+            return load(view, evaluated(at, names, load))
 
 
 _FOLDING: dict[str, Callable[[Whole, Whole], Whole]] = {
@@ -400,6 +411,8 @@ def show_int(x: Whole, outer: int = 0) -> str:
             return str(v) if v >= 0 else f"({v})"
         case IntVar(name):
             return name
+        case IntLoad(view, at):
+            return f"{view}[{show_int(at)}]"
         case IntOp("min" | "max" as fn, a, b):
             return f"i{fn}({show_int(a)}, {show_int(b)})"
         case IntOp(fn, a, b):

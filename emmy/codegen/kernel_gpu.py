@@ -15,6 +15,7 @@ from emmy.codegen.kernel import (
     Buffer,
     Call,
     Int,
+    IntLoad,
     IntOp,
     IntVar,
     LaneSum,
@@ -261,7 +262,7 @@ def _show_arg(x: Arg) -> str:
             return f"&{name}"
         case Further(word, by):
             return f"{word} + {show_int(by)}"
-        case Int() | IntVar() | IntOp():
+        case Int() | IntVar() | IntOp() | IntLoad():
             return show_int(x)
         case _:
             return show_number(x)

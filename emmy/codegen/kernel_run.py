@@ -153,7 +153,11 @@ class _Run:
                 self.body(then if self.whole(cond) else other)
 
     def whole(self, x: Whole) -> int:
-        return evaluated(x, self.ints)
+        return evaluated(x, self.ints, self.position)
+
+    def position(self, view: str, at: int) -> int:
+        memory, offset = self.views[view]
+        return int(memory.load(np.array([offset + at]), f"{self.where}: {view}[{at}]")[0])
 
     def transpose(self, s: Transpose) -> None:
         (to, to_offset), (of, of_offset) = self.views[s.to], self.views[s.of]

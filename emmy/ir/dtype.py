@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-DType = Literal["f32", "f16", "bf16"]
-DTYPES: tuple[DType, ...] = get_args(DType)
+DType = Literal["f32", "f16", "bf16", "i32"]
+DTYPES: tuple[DType, ...] = ("f32", "f16", "bf16")  # of numbers; an i32 is a position, and nothing is computed in it
 Floats = NDArray[np.floating]
 
 
 def size_bytes(dtype: DType) -> int:
     """Bytes of one element."""
-    return 4 if dtype == "f32" else 2
+    return 4 if dtype in ("f32", "i32") else 2
 
 
 def epsilon(dtype: DType) -> float:
@@ -27,8 +27,8 @@ def encode(x: Floats, dtype: DType) -> NDArray[np.generic]:
 
     bf16 goes by way of float32, as on a device: a float64 just beyond half way may end on the other side of it.
     """
-    if dtype == "f32":
-        return x.astype(np.float32)
+    if dtype in ("f32", "i32"):
+        return x.astype(storage(dtype))
     if dtype == "f16":
         return x.astype(np.float16)
     single = x.astype(np.float32)
@@ -47,4 +47,4 @@ def decode(x: NDArray[np.generic], dtype: DType) -> NDArray[np.float64]:
 
 def storage(dtype: DType) -> np.dtype[np.generic]:
     """numpy dtype of the storage form."""
-    return np.dtype({"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
+    return np.dtype({"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}[dtype])

@@ -1,7 +1,8 @@
 """Scalar expressions over named axes, and their meaning on blocks. Must not know stages, plans or devices.
 
-`A[m,k] * B[n,k]` is Apply("mul", (Read("A", ("m", "k")), Read("B", ("n", "k")))): a value is read at axes, never at
-arithmetic on them, so what a block of an expression needs from each value is just the block of its axes.
+`A[m,k] * B[n,k]` is Apply("mul", (Read("A", ("m", "k")), Read("B", ("n", "k")))): a value is read at its own axes, so what
+a block of an expression needs from each value is just the block of its axes. In place of an axis an input may be read at a
+computed position, `X[h,m,0,i]` or `E[ids[m],n]`: along that axis a block needs all of it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,23 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Read:
+    """An element of a value: at each of its axes, or in place of one at a whole number that an expression gives."""
+
     value: str
-    index: tuple[str, ...]
+    index: tuple[str | Expr, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes at which the value is read where the block stands."""
+        return tuple(x for x in self.index if isinstance(x, str))
+
+    @property
+    def computed(self) -> tuple[Expr, ...]:
+        """Positions that stand in place of axes."""
+        return tuple(x for x in self.index if not isinstance(x, str))
 
     def __str__(self) -> str:
-        return f"{self.value}[{','.join(self.index)}]" if self.index else f"{self.value}[()]"
+        return f"{self.value}[{','.join(map(str, self.index))}]" if self.index else f"{self.value}[()]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +118,23 @@ _BINARY: dict[type, str] = {
 }
 
 
-def _show(e: Expr, outer: int) -> str:
+def _show(e: Expr, outer: int, signs: Mapping[str, tuple[str, int]] = _INFIX) -> str:
     if not isinstance(e, Apply):
         return str(e)
-    if e.fn in _INFIX:
-        sign, rank = _INFIX[e.fn]
+    if e.fn in signs:
+        sign, rank = signs[e.fn]
         # Equal signs group to the left; comparisons chain in Python, so both their sides need brackets.
-        left, right = _show(e.args[0], rank + (e.fn in ("le", "lt"))), _show(e.args[1], rank + 1)
+        left, right = _show(e.args[0], rank + (e.fn in ("le", "lt")), signs), _show(e.args[1], rank + 1, signs)
         text = f"{left} {sign} {right}"
         return f"({text})" if rank < outer else text
     if e.fn == "neg":
-        return f"-{_show(e.args[0], 4)}"
-    return f"{e.fn}({', '.join(_show(a, 0) for a in e.args)})"
+        return f"-{_show(e.args[0], 4, signs)}"
+    return f"{e.fn}({', '.join(_show(a, 0, signs) for a in e.args)})"
+
+
+def compact(e: Expr) -> str:
+    """The expression without blanks or slashes, as part of an op's text: a quotient is `div(a,b)`."""
+    return _show(e, 0, {fn: sign for fn, sign in _INFIX.items() if fn != "div"}).replace(" ", "")
 
 
 @lru_cache(maxsize=4096)
@@ -154,8 +172,7 @@ def _from_ast(node: ast.expr, text: str) -> Expr:
             return Axis(name)
         case ast.Subscript(value=ast.Name(id=name), slice=index):
             parts = index.elts if isinstance(index, ast.Tuple) else [index]
-            if all(isinstance(p, ast.Name) for p in parts):
-                return Read(name, tuple(p.id for p in parts if isinstance(p, ast.Name)))
+            return Read(name, tuple(p.id if isinstance(p, ast.Name) else _from_ast(p, text) for p in parts))
         case ast.BinOp(left=a, op=op, right=b) if type(op) in _BINARY:
             return Apply(_BINARY[type(op)], (_from_ast(a, text), _from_ast(b, text)))
         case ast.Compare(left=a, ops=[op], comparators=[b]) if type(op) in _BINARY:
@@ -174,9 +191,17 @@ def _from_ast(node: ast.expr, text: str) -> Expr:
 def walk(e: Expr) -> Iterator[Expr]:
     """`e` and everything below it, parents first."""
     yield e
-    if isinstance(e, Apply):
+    for a in e.args if isinstance(e, Apply) else e.computed if isinstance(e, Read) else ():
+        yield from walk(a)
+
+
+def outermost(e: Expr) -> Iterator[Read]:
+    """What an expression computes with, as often as it is read; without what only tells where something is read."""
+    if isinstance(e, Read):
+        yield e
+    elif isinstance(e, Apply):
         for a in e.args:
-            yield from walk(a)
+            yield from outermost(a)
 
 
 def reads(e: Expr) -> tuple[str, ...]:
@@ -191,7 +216,7 @@ def axes_of(e: Expr) -> tuple[str, ...]:
         if isinstance(x, Axis):
             found.append(x.name)
         elif isinstance(x, Read):
-            found.extend(x.index)
+            found.extend(x.axes)
     return tuple(dict.fromkeys(found))
 
 
@@ -278,8 +303,24 @@ def evaluate(e: Expr, env: Env, load: Callable[[str], Block], names: Mapping[str
             return Named((name,), np.arange(*env[name], dtype=np.float64))
         case Read(value, index):
             block = load(value)
+            if e.computed:
+                return _gathered(e, block, env, lambda x: evaluate(x, env, load, names))
             if set(index) != set(block.axes):
                 raise PlanError(f"{e} reads {value}, which has axes {','.join(block.axes)}")
             return Named(block.axes, block.data[block.window(env)])
         case Apply(fn, args):
             return apply_named(fn, tuple(evaluate(a, env, load, names) for a in args))
+
+
+def _gathered(r: Read, block: Block, env: Env, position: Callable[[Expr], Named]) -> Named:
+    """A value read at computed positions. Raises PlanError for those outside of the block held."""
+    at = [position(Axis(x) if isinstance(x, str) else x) for x in r.index]
+    axes = tuple(dict.fromkeys(a for x in at for a in x.axes))
+    index = []
+    for x, axis, lo, n in zip(at, block.axes, block.lo, block.data.shape, strict=True):
+        i = x.to(axes).astype(np.int64) - lo
+        if i.size and not 0 <= i.min() <= i.max() < n:
+            where = f"{i.min() + lo}..{i.max() + lo}"
+            raise PlanError(f"{r} reads {axis} at {where}, outside the block held, {lo}..{lo + n - 1}")
+        index.append(i)
+    return Named(axes, block.data[tuple(index)])

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from emmy.errors import PlanError, UsageError
 from emmy.ir.dtype import DType
-from emmy.ir.expr import Axis, Expr, Read, axes_of, factors, parse, reads, walk
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, factors, outermost, parse, reads, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ Dim = int | Sym
 def upper(dim: Dim) -> int:
     """The largest size `dim` can have."""
     return dim.hi if isinstance(dim, Sym) else dim
+
+
+def lower(dim: Dim) -> int:
+    """The smallest size `dim` can have."""
+    return dim.lo if isinstance(dim, Sym) else dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +162,12 @@ class Program:
             loose = [a for a in axes_of(s.body) if a not in s.every]
             if loose:
                 raise PlanError(f"stage {s.out} uses axes {', '.join(loose)}; it walks {', '.join(s.every) or 'none'}")
-            odd = [str(r) for r in walk(s.body) if isinstance(r, Read) and r.index != known[r.value]]
-            if odd:
-                raise PlanError(f"stage {s.out} reads {', '.join(odd)}; a value is read at its own axes, in order")
+            for r in walk(s.body):
+                if isinstance(r, Read) and (reason := self._odd(r, known[r.value])):
+                    raise PlanError(f"stage {s.out} reads {r}; {reason}")
+            numbers = [r.value for r in outermost(s.body) if (x := self._given.get(r.value)) and x.dtype == "i32"]
+            if numbers:
+                raise PlanError(f"stage {s.out} computes with {numbers[0]}, which is i32: it may only be a position")
             if len({r.monoid for r in s.reduces}) > 1:
                 raise PlanError(f"stage {s.out} folds by {len(s.reduces)} monoids; all axes of a stage share one")
             self._check(known, s.out, s.every)
@@ -167,6 +175,24 @@ class Program:
         unknown = [o for o in self.outputs if o not in known]
         if unknown:
             raise PlanError(f"outputs {', '.join(unknown)} are computed by no stage")
+
+    def _odd(self, r: Read, axes: tuple[str, ...]) -> str | None:
+        """Why a value of these axes cannot be read so."""
+        at_axes = tuple(x if isinstance(x, str) else a for x, a in zip(r.index, axes, strict=False))
+        if len(r.index) != len(axes) or at_axes != axes:
+            return "a value is read at its own axes, in order"
+        if r.computed and r.value not in self._given:
+            return f"only an input is read at computed positions, and {r.value} is computed itself"
+        for x, axis in zip(r.index, axes, strict=True):
+            if isinstance(x, Const) and not 0 <= x.value < lower(self._dim[axis]):
+                return f"{axis} has positions 0..{lower(self._dim[axis]) - 1}"
+            parts = () if isinstance(x, str) else tuple(walk(x))
+            whole = (p.value.is_integer() for p in parts if isinstance(p, Const))
+            found = (v.dtype if (v := self._given.get(p.value)) else "" for p in parts if isinstance(p, Read))
+            known = (p.fn in ("add", "sub", "mul") for p in parts if isinstance(p, Apply))
+            if not all((*whole, *known, *(d == "i32" for d in found))):
+                return "a position is made of whole numbers, axes and i32 inputs by +, - and *"
+        return None
 
     def _check(self, known: Collection[str], name: str, axes: tuple[str, ...]) -> None:
         if name in known:
@@ -184,6 +210,16 @@ class Program:
     @cached_property
     def _dim(self) -> Mapping[str, Dim]:
         return dict(self.dims)
+
+    @cached_property
+    def _given(self) -> Mapping[str, Value]:
+        return {v.name: v for v in self.inputs}
+
+    @cached_property
+    def gathered(self) -> frozenset[str]:
+        """Inputs that some stage reads at computed positions: a block of such a stage may need all of them."""
+        reads = (r for s in self.stages for r in walk(s.body) if isinstance(r, Read))
+        return frozenset(r.value for r in reads if r.computed)
 
     @cached_property
     def _stage(self) -> Mapping[str, Stage]:

@@ -112,7 +112,7 @@ class _Interface:
     """A buffer as other libraries take it over (CUDA Array Interface, version 3). Keeps the buffer alive."""
 
     def __init__(self, buffer: CudaBuffer) -> None:
-        kind = {"f32": "<f4", "f16": "<f2", "bf16": "<i2"}[buffer.dtype]
+        kind = {"f32": "<f4", "f16": "<f2", "bf16": "<i2", "i32": "<i4"}[buffer.dtype]
         self.buffer = buffer
         self.__cuda_array_interface__ = {
             "shape": buffer.shape,

@@ -49,7 +49,9 @@ def refuse_direct(plan: Plan, la: Launch, s: Stage, axes: tuple[str | None, str,
         return f"direct takes 16 columns of {b.value} at once when it is contiguous along {k}, not {n}"
     needs = ((a, TRANSFER_BYTES), (b, vector_bytes(along_k, n if isinstance(n, int) else 16)))
     for r, need in needs:
-        row = size_bytes(plan.program.value(r.value).dtype) * multiple(plan.program.dim(r.index[-1]))
+        row = size_bytes(plan.program.value(r.value).dtype) * multiple(
+            plan.program.dim(plan.program.value(r.value).axes[-1])
+        )
         if row % need:
             return f"rows of {r.value} have {row} bytes, direct loads {need} at a time: stage it instead"
     rows = plan.extent(la.tile.nest, m)

@@ -52,6 +52,8 @@ class Operand(Move):
             return f"{self.out} has factors {found}; {self.factor} and {self.value} must be two of them"
         if len(factors(s.body)) < 3:
             return f"{self.out} has {len(factors(s.body))} factors: an atom sees two already"
+        if computed := next((x for x in (parts[self.factor], parts[self.value]) if x.computed), None):
+            return f"{computed} is read at {len(computed.computed)} computed positions: it is an operand where it lies"
         small, large = axes_of(parts[self.factor]), axes_of(parts[self.value])
         if not set(small) <= set(large):
             return f"{self.factor} has axes {','.join(small)}, {self.value} only {','.join(large)}"
@@ -61,7 +63,7 @@ class Operand(Move):
         s = plan.program.stage(self.out)
         parts = {f.value: f for f in factors(s.body) if isinstance(f, Read)}
         a, b = parts[self.factor], parts[self.value]
-        joined = Stage(f"{self.value}_{self.factor}", b.index, product((a, b)))
+        joined = Stage(f"{self.value}_{self.factor}", b.axes, product((a, b)))
         operands = list(factors(s.body))
         operands.remove(a)  # once: a factor may stand twice
         operands[operands.index(b)] = Read(joined.out, joined.axes)

@@ -14,6 +14,7 @@ Layout = Literal["kn", "nk"]  # how a weight is stored: [k,n], or [n,k] as the w
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 _MAX_DIM = 1 << 24
 _SIZE = r"[0-9]{1,18}"
+_DIM = re.compile(rf"(?P<size>{_SIZE})|m\((?P<lo>{_SIZE})\.\.(?P<hi>{_SIZE})\)")
 _DIMS = re.compile(rf"(?P<m>{_SIZE}|m\((?P<lo>{_SIZE})\.\.(?P<hi>{_SIZE})\))x(?P<n>{_SIZE})x(?P<k>{_SIZE})")
 
 
@@ -27,6 +28,29 @@ class Sizes:
     dtype: DType
     layout: Layout
     words: tuple[str, ...]
+
+
+def parse_shape(kind: str, rest: str, axes: tuple[str, ...]) -> tuple[tuple[Dim, ...], list[str]]:
+    """Sizes and the words behind them of `kind:AxBxC:word:word`; one size may be open, `m(lo..hi)`. Raises UsageError."""
+    shape, *words = rest.split(":")
+    hits = [_DIM.fullmatch(x) for x in shape.split("x")]
+    where, example = f"op '{kind}:{rest[:100]}'", "x".join(axes)
+    if len(hits) != len(axes) or None in hits or sum(bool(h and h["lo"]) for h in hits) > 1:
+        raise UsageError(f"{where}: the shape is not {example}, of numbers, one of which may be open as in m(1..4096)")
+    dims = tuple(int(h["size"]) if h["size"] else Sym("m", int(h["lo"]), int(h["hi"])) for h in hits if h)
+    for axis, d in zip(axes, dims, strict=True):
+        lo, hi = (d.lo, d.hi) if isinstance(d, Sym) else (d, d)
+        if not 1 <= lo <= hi <= _MAX_DIM:
+            raise UsageError(f"{where}: {axis} is {d}, allowed 1..{_MAX_DIM}, the lower end first")
+    return dims, words
+
+
+def parse_dtype(kind: str, word: str) -> DType:
+    """A dtype of numbers. Raises UsageError."""
+    found = next((d for d in DTYPES if d == word), None)
+    if found is None:
+        raise UsageError(f"{kind}: the dtype {word!r} is not one of {', '.join(DTYPES)}")
+    return found
 
 
 def check_sizes(kind: str, m: Dim, n: int, k: int, dtype: str, layout: str, b: int = 1) -> None:
