@@ -7,7 +7,20 @@ from dataclasses import dataclass, field, replace
 
 from emmy.codegen.cpu_scope import Place, Spot, Walk
 from emmy.codegen.kernel import (
-    Call, Int, IntLoad, Let, Load, Num, Number, Ramp, Splat, Stmt, Store, Var, Whole, minus, plus, times,
+    WHOLE,
+    Call,
+    Int,
+    IntLoad,
+    Let,
+    Load,
+    Num,
+    Number,
+    Ramp,
+    Splat,
+    Stmt,
+    Store,
+    Var,
+    Whole,
 )
 from emmy.codegen.steps import Close, Compute, StoreState
 from emmy.codegen.steps import Store as StoreStep
@@ -51,7 +64,11 @@ class At:
                 place = self.walk.place(value, reader)
                 if not e.computed:
                     return self._load(place, place.axes)
-                places = {a: self.position(x, reader) for a, x in zip(place.axes, index, strict=True) if not isinstance(x, str)}
+                places = {
+                    a: self.position(x, reader)
+                    for a, x in zip(place.axes, index, strict=True)
+                    if not isinstance(x, str)
+                }
                 return replace(self, spot={**self.spot, **places})._load(place, axes_of(e))
             case Apply(fn, args):
                 return Call(fn, tuple(self.number(a, reader, names) for a in args))
@@ -67,7 +84,7 @@ class At:
                 place = self.walk.place(value, reader)
                 return IntLoad(place.view, place.at(self.spot))
             case Apply(fn, (a, b)):
-                return {"add": plus, "sub": minus, "mul": times}[fn](self.position(a, reader), self.position(b, reader))
+                return WHOLE[fn](self.position(a, reader), self.position(b, reader))
             case Apply():
                 raise PlanError(f"{reader} is read at {e}, which is no position")
 

@@ -21,7 +21,7 @@ from emmy.codegen.cuda_vector import WIDEST, fetched, packed, unpacked, word_reg
 from emmy.codegen.kernel import Int, IntVar, Whole, below, both, least, minus, over, plus, replaced, rest, times
 from emmy.codegen.kernel_gpu import UNROLL, Do, For, Ref, Regs, Stmt, bits, counter, unrolled
 from emmy.ir.dtype import DType, size_bytes
-from emmy.ir.expr import Read
+from emmy.ir.expr import Read, axes_of
 
 if TYPE_CHECKING:
     from emmy.codegen.cuda_values import Chain, Spread, Sums
@@ -66,7 +66,8 @@ class Exchange:
         chain, spread, vector = self.chain, self.spread, self._vector
         last, there = spread.axes[-1], self._clamped(vector)
         for r in chain.unheld():
-            before = self.before if set(r.index) - {last} else self.outer
+            before = self.before if set(axes_of(r)) - {last} else self.outer
+            before += chain.find(r, there)
             wide = self.pairs > 1 and r.index[-1:] == (last,)
             if wide and before is self.before:
                 self._load_ahead(r, there)
@@ -121,7 +122,7 @@ class Exchange:
         w, (source, dtype, how) = self.chain.w, self.chain.source(r, there)
         words, name = w.fresh(f"{r.value}_words"), w.fresh(f"{r.value}_here")
         self.pair += (Regs(name, "f32", 2), *unpacked(Ref(name, Int(0)), dtype, 2, self._words(words)))
-        self.chain.held[r.value] = Ref(name, Int(0))
+        self.chain.held[r] = Ref(name, Int(0))
         return word_regs(words, WIDEST), fetched(Ref(words, Int(0)), WIDEST, source, how), self._swap(words)
 
     def _load_ahead(self, r: Read, there: Spread) -> None:

@@ -9,6 +9,7 @@ from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_layout import Slot, slot
 from emmy.codegen.kernel import (
     Int,
+    IntLoad,
     IntOp,
     IntVar,
     LetInt,
@@ -43,6 +44,7 @@ from emmy.ir.gpu import (
 )
 from emmy.ir.plan import Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
+from emmy.ir.row_tiles import RowTile
 from emmy.ir.target import Target
 
 
@@ -83,6 +85,8 @@ def mentioned(x: Whole) -> set[str]:
     """Names of the variables in an expression."""
     if isinstance(x, IntOp):
         return mentioned(x.a) | mentioned(x.b)
+    if isinstance(x, IntLoad):
+        return {x.view} | mentioned(x.at)
     return {x.name} if isinstance(x, IntVar) else set()
 
 
@@ -150,6 +154,7 @@ class Walk:
     tile_head: list[Stmt] = field(default_factory=list)
     block: IntVar = BLOCK
     smem_bytes: int = 0
+    rows: RowTile | None = None  # the launch as rows, where it is such
     maps: list[TensorMap] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _lets: dict[Whole, IntVar] = field(default_factory=dict)
@@ -256,7 +261,8 @@ class Walk:
             if x.level not in AGENTS:
                 continue
             n = self.plan.count(self.nest, i)
-            if x.axis not in self.folded or any(y.axis == x.axis for y in self.nest[:i]):
+            shared = x.axis in self.folded or (self.rows is not None and x.axis == self.rows.last)
+            if not shared or any(y.axis == x.axis for y in self.nest[:i]):
                 self._divides(x, self.plan.extent(self.nest[:i], x.axis))  # shares of a whole fold may run over its end
             outermost = all(
                 y.level not in AGENTS or self.plan.count(self.nest, j) == 1 for j, y in enumerate(self.nest[:i])

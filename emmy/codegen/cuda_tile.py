@@ -18,6 +18,7 @@ from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
+from emmy.codegen.cuda_rows import Rows, rows
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
@@ -100,6 +101,7 @@ from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import Role
 from emmy.ir.program import Stage, same_rows
+from emmy.ir.row_tiles import row_tile, row_warps
 from emmy.ir.target import Target
 
 KINDS: dict[str, type[Contraction]] = {
@@ -128,6 +130,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         )
     if t.order.kind != "static":
         w.walk_tiles()
+    w.rows = row_tile(outline.plan, outline.launch)
     tiles = w.begin()
     shares = Shares.of(w, tiles) if t.order.kind == "streamk" else None
     w.threads = _threads(w)
@@ -141,7 +144,8 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     roles = [
         r for r in outline.roles if not r.role.deal or r.role.deal[0] == 0
     ]  # in turn, they do the same on other tiles
-    steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares).steps(r.steps) for r in roles]
+    mine = rows(w, w.rows) if w.rows else None
+    steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares, mine).steps(r.steps) for r in roles]
     after = [_Expand(w, rings).steps(r.after) if r.after else () for r in roles]
     if shares:
         bodies = [shares.walked(stmts) for stmts in steps]
@@ -256,6 +260,8 @@ def _touched(body: tuple[Stmt, ...]) -> set[str]:
 def _threads(w: Walk) -> int:
     """Threads that make a tile together: a warp for each piece of the loops over warps; without them, as many as elements keep busy."""
     t, p = w.launch.tile, w.plan.program
+    if w.rows:
+        return WARP * row_warps(w.rows)
     if t.channels or any(k.atoms for k in t.works) or any(x.level in AGENTS for x in t.nest):
         return WARP * tile_warps(w.plan, t)
     rows = [prod(w.scope[a].size for a in s.axes) for k in t.works if (s := p.stage(k.stage)).reduces and not k.combine]
@@ -270,12 +276,15 @@ class _Expand:
     w: Walk
     rings: Rings
     shares: Shares | None = None  # where blocks share tiles
+    rows: Rows | None = None  # where the launch is rows
     sums: dict[str, Fold] = field(default_factory=dict)  # stage -> its open fold
     counts: dict[str, Count] = field(default_factory=dict)  # stage -> the count of its parts
     closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
     # ------------------------------------------------------------ steps
     def steps(self, steps: tuple[Step, ...]) -> tuple[Stmt, ...]:
+        if self.rows:
+            return self._of_rows(_flat(steps), self.rows)
         out: list[Stmt] = []
         steps = expect_first(self._as_one(_flat(steps)))
         taken: set[int] = set()
@@ -289,6 +298,23 @@ class _Expand:
             else:
                 out += self._step(s)
         return merged(out)
+
+    def _of_rows(self, steps: tuple[Step, ...], rows: Rows) -> tuple[Stmt, ...]:
+        """The same where elements stay in registers from fold to fold."""
+        out: list[Stmt] = []
+        at = 0
+        while at < len(steps):
+            end = at
+            while end < len(steps) and rows.makes_elements(steps[end]):
+                end += 1
+            if end > at:
+                out += rows.elements(steps[at:end])
+                at = end
+                continue
+            alone = rows.step(steps[at])
+            out += self._step(steps[at]) if alone is None else alone
+            at += 1
+        return tuple(out)
 
     def _step(self, s: Step) -> tuple[Stmt, ...]:  # noqa: C901  one case a step
         match s:

@@ -13,11 +13,14 @@ from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, pairs_of
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_store import Boxes, boxes
-from emmy.codegen.cuda_vector import function, load, named, store
+from emmy.codegen.cuda_vector import fetched, function, load, named, store, word_regs
 from emmy.codegen.kernel import (
+    WHOLE,
     Call,
     Int,
+    IntLoad,
     IntVar,
+    LetInt,
     Load,
     Num,
     Number,
@@ -35,7 +38,7 @@ from emmy.codegen.steps import Close, Compute, StoreState
 from emmy.codegen.steps import Store as StoreStep
 from emmy.errors import PlanError
 from emmy.ir.dtype import DType, size_bytes
-from emmy.ir.expr import Apply, Axis, Const, Expr, Read
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, outermost
 from emmy.ir.expr import walk as walk_expr
 from emmy.ir.gpu import transfer_bytes
 from emmy.ir.program import Stage
@@ -94,31 +97,32 @@ class Chain:
 
     w: Walk
     steps: tuple[Done, ...]
-    held: dict[str, Ref] = field(default_factory=dict)  # value -> registers that hold a vector of it
+    held: dict[Read, Ref] = field(default_factory=dict)  # what is read -> registers that hold a vector of it
+    positions: dict[Read, IntVar] = field(default_factory=dict)  # i32 values that tell where something is read
     statistics: dict[str, Statistic] = field(default_factory=dict)  # stages that fold the elements, on the way
 
     def width(self, axes: tuple[str, ...], natural: int) -> int:
         """The widest vector that every load and store of the chain allows."""
         p, out = self.w.plan.program, natural
         for name, index, _ in self.touched():
-            if axes and axes[-1] in index:
+            if axes and any(x == axes[-1] or (not isinstance(x, str) and axes[-1] in axes_of(x)) for x in index):
                 if index[-1] != axes[-1]:
                     return 1
                 item = size_bytes(p.value(name).dtype)
                 out = gcd(out, transfer_bytes(self.w.plan, self.w.nest, name) // item)
         return out
 
-    def touched(self) -> list[tuple[str, tuple[str, ...], DType]]:
-        """(value, its axes in memory, dtype there) of everything read from memory or stored."""
+    def touched(self) -> list[tuple[str, tuple[str | Expr, ...], DType]]:
+        """(value, where along its axes, dtype in memory) of everything read from memory or stored."""
         p, made = self.w.plan.program, {s.stage for s in self.steps if isinstance(s, Close | Compute)}
-        out: list[tuple[str, tuple[str, ...], DType]] = []
+        out: list[tuple[str, tuple[str | Expr, ...], DType]] = []
         for s in self.steps:
             stage = p.stage(s.stage)
             if isinstance(s, StoreStep | StoreState):
                 out.append((stage.out, stage.axes, stage.dtype if isinstance(s, StoreStep) else "f32"))
             elif isinstance(s, Compute):
-                reads = (r.value for r in walk_expr(stage.body) if isinstance(r, Read) and r.value not in made)
-                out += [(v, p.value(v).axes, p.value(v).dtype) for v in reads]
+                reads = (r for r in outermost(stage.body) if r.value not in made)
+                out += [(r.value, r.index, p.value(r.value).dtype) for r in reads]
         return out
 
     def emit(self, spread: Spread, sums: Sums | None = None, folds: Folds | None = None) -> tuple[Stmt, ...]:
@@ -132,6 +136,7 @@ class Chain:
         out = Exchange(self, spread, leaving, pairs, 0, whole).emit(sums)
         if whole < count:
             self.held.clear()
+            self.positions.clear()
             out += Exchange(self, spread, leaving, 1, whole, count).emit(sums)
         assert spread.corner is not None
         begin = (s for x in leaving.values() for s in x.begin())
@@ -194,10 +199,10 @@ class Chain:
         for s in self.steps:
             if not isinstance(s, Compute):
                 continue
-            for r in walk_expr(self.w.plan.program.stage(s.stage).body):
-                if not isinstance(r, Read) or r.value in made or r.value in self.held:
+            for r in outermost(self.w.plan.program.stage(s.stage).body):
+                if r.value in made or r in self.held:
                     continue
-                if only_axes is None or set(r.index) <= set(only_axes):
+                if only_axes is None or set(axes_of(r)) <= set(only_axes):
                     yield r
 
     def _loads(self, spread: Spread, only_axes: tuple[str, ...] | None = None) -> tuple[Stmt, ...]:
@@ -210,18 +215,47 @@ class Chain:
         earlier = (k.stage for la in launches[: launches.index(w.launch)] for k in la.tile.works)
         if not w.plan.program.is_input(r.value) and r.value not in earlier:
             raise w.cannot(f"{r.value} is read where it is not complete: cut before it")
-        missing = [a for a in v.axes if a not in spread.spot]
+        missing = [a for a in axes_of(r) if a not in spread.spot]
         if missing:
             raise w.cannot(f"{r.value} has axes {', '.join(missing)}, which the elements made here do not have")
-        return Ref(r.value, index_of(w, v.axes, spread.spot)), v.dtype, w.how_to_load(r.value)
+        at = {a: self._position(x, spread) for a, x in zip(v.axes, r.index, strict=True) if not isinstance(x, str)}
+        return Ref(r.value, index_of(w, v.axes, {**spread.spot, **at})), v.dtype, w.how_to_load(r.value)
+
+    def find(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
+        """The i32 values that tell where a value is read, as whole numbers."""
+        out: list[Stmt] = []
+        for x in (x for e in r.computed for x in walk_expr(e)):
+            if not isinstance(x, Read) or x in self.positions:
+                continue
+            words, name = self.w.fresh("words"), self.w.fresh(f"{x.value}_here")
+            source, _, how = self.source(x, spread)
+            out += (word_regs(words, 4), fetched(Ref(words, Int(0)), 4, source, how))
+            out.append(LetInt(name, IntLoad(words, Int(0))))
+            self.positions[x] = IntVar(name)
+        return tuple(out)
+
+    def _position(self, e: Expr, spread: Spread) -> Whole:
+        """A computed position, of the first element of a vector."""
+        match e:
+            case Const(v):
+                return Int(int(v))
+            case Axis(name):
+                return spread.spot[name]
+            case Read():
+                return self.positions[e]
+            case Apply(fn, (a, b)):
+                return WHOLE[fn](self._position(a, spread), self._position(b, spread))
+            case Apply():
+                raise self.w.cannot(f"{e} is no position")
 
     def load(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
         """A vector of a value in registers of its own, or its one number."""
+        found = self.find(r, spread)
         source, dtype, how = self.source(r, spread)
         n = spread.width if r.index and r.index[-1:] == spread.axes[-1:] else 1
         name = self.w.fresh(f"{r.value}_here")
-        self.held[r.value] = Ref(name, Int(0))
-        return Regs(name, "f32", n), *load(self.w, Ref(name, Int(0)), dtype, n, source, how)
+        self.held[r] = Ref(name, Int(0))
+        return *found, Regs(name, "f32", n), *load(self.w, Ref(name, Int(0)), dtype, n, source, how)
 
     # ------------------------------------------------------------ elements
     def make(self, spread: Spread, sums: Sums, *, beyond: bool = False) -> tuple[Stmt, ...]:
@@ -249,7 +283,7 @@ class Chain:
             match s:
                 case StoreStep():
                     at = index_of(self.w, stage.axes, spread.spot)
-                    yield Ref(stage.out, at), stage.dtype, self.held[stage.out]
+                    yield Ref(stage.out, at), stage.dtype, self.held[Read(stage.out, stage.axes)]
                 case StoreState():
                     assert stage.monoid is not None
                     for c, axes in stage.monoid.components(stage):
@@ -262,24 +296,25 @@ class Chain:
         """A vector of elements into the sums of its row."""
         i = counter("e", spread.width)
         lets: list[Stmt] = []
-        element = self._number(stage.body, i, spread, {}, named(self.w, lets))
+        element = self.number(stage.body, i, spread, {}, named(self.w, lets))
         take = self.statistics[stage.out].take(element)
         return unrolled("e", spread.width, (*lets, take))
 
     def _made(self, stage: Stage, e: Expr, spread: Spread, sums: Mapping[str, Ref]) -> tuple[Stmt, ...]:
         """A vector of the stage's value in registers of its own; no new ones when it is a sum as it stands."""
         if isinstance(e, Axis) and e.name in sums:
-            self.held[stage.out] = sums[e.name]
+            self.held[Read(stage.out, stage.axes)] = sums[e.name]
             return ()
         name, i = self.w.fresh(f"{stage.out}_here"), counter("e", spread.width)
         lets: list[Stmt] = []
-        element = Store(name, i, self._number(e, i, spread, sums, named(self.w, lets)))
-        self.held[stage.out] = Ref(name, Int(0))
+        element = Store(name, i, self.number(e, i, spread, sums, named(self.w, lets)))
+        self.held[Read(stage.out, stage.axes)] = Ref(name, Int(0))
         return Regs(name, "f32", spread.width), *unrolled("e", spread.width, (*lets, element))
 
-    def _number(
+    def number(
         self, e: Expr, i: Whole, spread: Spread, sums: Mapping[str, Ref], name_it: Callable[[Number], Number]
     ) -> Number:
+        """Element i of a vector of an expression, of what is held."""
         match e:
             case Const(v):
                 return Num(v)
@@ -288,13 +323,12 @@ class Chain:
                     return Load(sums[name].view, plus(sums[name].at, i))
                 moved = plus(spread.spot[name], i) if name == spread.axes[-1] else spread.spot[name]
                 return Ramp(moved)
-            case Read(value):
-                axes = self.w.plan.program.value(value).axes
-                vector = bool(axes) and bool(spread.axes) and axes[-1] == spread.axes[-1]
-                held = self.held[value]
+            case Read(_, index):
+                vector = bool(index) and bool(spread.axes) and index[-1] == spread.axes[-1]
+                held = self.held[e]
                 return Load(held.view, plus(held.at, i) if vector else held.at)
             case Apply(fn, args):
-                return function(fn, tuple(self._number(a, i, spread, sums, name_it) for a in args), name_it)
+                return function(fn, tuple(self.number(a, i, spread, sums, name_it) for a in args), name_it)
 
 
 def index_of(w: Walk, axes: tuple[str, ...], spot: Mapping[str, Whole]) -> Whole:

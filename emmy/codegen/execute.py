@@ -213,7 +213,7 @@ class _Agent(Works):
         deal = self.role.role.deal
         for seq, tile in enumerate(self.cta.tiles):
             self.seq = seq
-            self.env, self.values, self.accs, self.shares = dict(tile), {}, {}, {}
+            self.env, self.values, self.accs, self.shares, self.beside = dict(tile), {}, {}, {}, {}
             if deal is None or seq % deal[1] == deal[0]:
                 yield from self.steps(self.role.steps)
                 if self.groups:

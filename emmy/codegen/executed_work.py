@@ -27,6 +27,9 @@ class Works(ABC):
     role: RoleSteps
     env: Env = field(default_factory=dict)
     values: dict[str, Block] = field(default_factory=dict)
+    beside: dict[tuple[object, ...], Block] = field(
+        default_factory=dict
+    )  # (stage, agent) -> what that agent made of it
     accs: dict[str, dict[str, Block]] = field(default_factory=dict)
     side: dict[int, int] = field(default_factory=dict)  # loop over agents -> which one this is
     shares: dict[str, dict[tuple[int, ...], dict[str, Block]]] = field(
@@ -53,6 +56,8 @@ class Works(ABC):
 
     def value(self, name: str) -> Block:
         """A value without a channel: made in this tile, or in memory."""
+        if (name, *self.side.items()) in self.beside:
+            return self.beside[name, *self.side.items()]
         if name in self.values:
             return self.values[name]
         if any(w.stage == name for w in self.cta.outline.launch.tile.works):
@@ -85,6 +90,8 @@ class Works(ABC):
         s = self.stage(name)
         if s.monoid is None:
             self.values[name] = interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load))
+            if self.side:
+                self.beside[name, *self.side.items()] = self.values[name]
             return
         for env in self.leaves(name):
             new = interpret.lift(s, env, self.load)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from emmy.codegen.cpu import buffers
-from emmy.codegen.kernel import Int, IntOp, IntVar, Whole
+from emmy.codegen.kernel import Int, IntLoad, IntOp, IntVar, Whole
 from emmy.codegen.kernel_gpu import GpuKernel
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
@@ -73,5 +73,7 @@ def _postfix(x: Whole, syms: dict[str, int]) -> str:
             return f"{_postfix(a, syms)} {_postfix(b, syms)} {fn}"
         case IntOp(fn, _, _):
             raise PlanError(f"a launch's size is computed with {fn}; + - * / % min max are allowed")
+        case IntLoad(view):
+            raise PlanError(f"a launch's size depends on what {view} holds")
         case _:
             assert_never(x)

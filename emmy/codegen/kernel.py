@@ -289,6 +289,9 @@ def rest(a: Whole, b: Whole) -> Whole:
     return Int(0) if b == Int(1) else IntOp("%", a, b)
 
 
+WHOLE: Mapping[str, Callable[[Whole, Whole], Whole]] = {"add": plus, "sub": minus, "mul": times}  # of positions
+
+
 def pieces(a: Whole, step: int) -> Whole:
     """How many pieces of `step` cover a: a / step rounded up."""
     return over(plus(a, Int(step - 1)), Int(step))

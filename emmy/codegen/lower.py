@@ -126,7 +126,7 @@ class _Walk:
         out = self.nest(i + 1, before) if before else ()
         if inside:
             out += self.loop(i, inside)
-        return out + (self.nest(i + 1, after) if after else ())
+        return out + (self.nest(i, after) if after else ())
 
     def loop(self, i: int, inside: tuple[Work, ...]) -> tuple[Step, ...]:
         """One loop: accumulators of the works that fold its axis live around it, rings that it refills turn in it.

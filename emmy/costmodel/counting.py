@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.codegen.cuda_layout import Slot
-from emmy.codegen.kernel import Int, IntOp, IntVar, Whole
+from emmy.codegen.kernel import Int, IntLoad, IntOp, IntVar, Whole
 from emmy.ir.gpu import WARP
 
 Integers = NDArray[np.int64]
@@ -105,6 +105,8 @@ def _value(x: Whole, names: Mapping[str, Integers]) -> Integers:
             return names[name]
         case IntOp(fn, a, b):
             return _OPS[fn](_value(a, names), _value(b, names))
+        case IntLoad(view):
+            raise AssertionError(f"a place in shared memory does not depend on {view}")
         case _:
             assert_never(x)
 

@@ -291,10 +291,20 @@ def naive(program: Program) -> Plan:
 def loop_works(
     program: Program, works: tuple[Work, ...], axis: str
 ) -> tuple[tuple[Work, ...], tuple[Work, ...], tuple[Work, ...]]:
-    """Works (before, inside, after) a loop over `axis`: inside is from the first to the last work that has the axis."""
+    """Works (before, inside, after) a loop over `axis`: inside is from the first to the last work that has the axis.
+
+    What reads a fold that the loop completes comes after it, and what else is there; the loop may be walked once more for it.
+    """
     has = [i for i, w in enumerate(works) if axis in axes_walked(program, w)]
     if not has:
         return works, (), ()
+    folded = set[str]()
+    for at in range(has[0], has[-1] + 1):
+        if folded & set(_reads(program, works[at])):
+            has = [i for i in has if i < at]
+            break
+        if not works[at].combine and axis in program.stage(works[at].stage).folded:
+            folded.add(works[at].stage)
     return works[: has[0]], works[has[0] : has[-1] + 1], works[has[-1] + 1 :]
 
 
@@ -390,17 +400,18 @@ def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...], op
         if w.stage in opened and axis not in s.folded and (c := _lacking(s, axis)):
             return f"the loop over {axis} would fold {c} of {s.out} again for each piece: it comes before the loop over {s.folded[0]}"
     folding = frozenset(w.stage for w in inside if not w.combine and axis in p.stage(w.stage).folded)
-    for w in inside:
-        early = [v for v in _reads(p, w) if v in folding]
-        if early:
-            return f"{w.stage} reads {early[0]}, which is not complete before the loop over {axis} ends"
+    pieces = [w.stage for w in inside if axis in p.stage(w.stage).axes] if nest[0].level == "serial" else []
+    for w in after:
+        lost = [v for v in _reads(p, w) if v in pieces]
+        if lost:
+            return f"{w.stage} reads {lost[0]}, of which the loop over {axis} has left but the last piece when it ends"
     for u in before:
         first = next((x.axis for x in rest if x.axis in axes_walked(p, u)), None)
         reader = next((w.stage for w in (*inside, *after) if u.stage in _reads(p, w)), None)
         if reader and first in p.stage(u.stage).axes:
             return f"{reader} reads {u.stage} outside the loop over {first} that makes it, with the loop over {axis} between"
-    parts = ((before, opened), (inside, opened | folding), (after, opened))
-    return next((r for part, around in parts if (r := _refuse_walk(p, part, rest, around))), None)
+    parts = ((before, opened, rest), (inside, opened | folding, rest), (after, opened, nest))
+    return next((r for part, around, loops in parts if (r := _refuse_walk(p, part, loops, around))), None)
 
 
 def _reads(p: Program, w: Work) -> tuple[str, ...]:
@@ -468,7 +479,7 @@ def _show_nest(plan: Plan, la: Launch, i: int, works: tuple[Work, ...], pad: str
         out.append(f"{pad}{x.level:6} {x.axis}:{plan.count(t.nest, i)}  # pieces of {x.step}")
         out += _show_fills(plan, t, i, inside, pad + "  ")
         out += _show_nest(plan, la, i + 1, inside, pad + "  ")
-    return out + (_show_nest(plan, la, i + 1, after, pad) if after else [])
+    return out + (_show_nest(plan, la, i, after, pad) if after else [])
 
 
 def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:

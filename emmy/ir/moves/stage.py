@@ -157,6 +157,8 @@ class Stage(Move):
         inputs = [v.name for v in p.inputs if any(v.name in s.reads for s in working)]
         if self.value not in inputs:
             return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(inputs)}"
+        if self.value in p.gathered:
+            return f"{self.value} is read at computed positions: a block of it is no block of {len(p.value(self.value).axes)} axes"
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
             known = [t for t, (c, _, _) in TRANSPORTS.items() if target.can(c)]
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
