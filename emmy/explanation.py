@@ -135,7 +135,7 @@ def explain(
         schedule=schedule,
         time_us=best.time_us if best else None,
         speedup=speedup_of(best.row) if best else None,
-        roof=roofline_us(op.work(), target, op.program().inputs[0].dtype, threads),
+        roof=roofline_us(op.work(), target, op.program().dtype, threads),
         statuses=Counter(r.status for r in rows),
         schedules=len(times),
         default_factor=times[default] / times[schedule] if best and default in times else None,

@@ -127,7 +127,7 @@ def _level(subject: Subject, name: LevelName) -> Level:
 def _op(s: Subject) -> str:
     if s.op is None:
         return f"{s.note}\nA program of its own: no op text names it."
-    work, dtype = s.op.work(), s.program.inputs[0].dtype
+    work, dtype = s.op.work(), s.program.dtype
     roof = roofline_us(work, s.target, dtype, s.threads)
     at = "".join(f", at {name} = {size}" for name, size in s.op.typical_sizes().items())
     moved = [f"{v.name}[{','.join(v.axes)}] {size_bytes(v.dtype)} B an element" for v in s.program.inputs]

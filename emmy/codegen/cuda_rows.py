@@ -137,14 +137,18 @@ class Rows:
         once = [r for r in new if not self._by_row(r) and self._once(r)]
         each = [r for r in new if not self._by_row(r) and not self._once(r)]
         if once:
-            found = tuple(s for r in once for s in self.chain.find(r, self.spread))
-            out += (*found, *self._columns(tuple(s for r in once for s in self._fetch(r))))
-            self.chain.positions.clear()
+            out += self._walked(once)
         if each:
-            found = tuple(s for r in each for s in self.chain.find(r, self.spread))
-            out += self._each_row((*found, *self._columns(tuple(s for r in each for s in self._fetch(r)))))
-            self.chain.positions.clear()
+            out += self._each_row(self._walked(each))
         return tuple(out)
+
+    def _walked(self, reads: list[Read]) -> tuple[Stmt, ...]:
+        """A row's vectors of each to words; where they are is found once for the row, if it can be."""
+        outside = [r for r in reads if all(self.tile.last not in axes_of(x) for x in r.computed)]
+        found = tuple(s for r in outside for s in self.chain.find(r, self.spread))
+        inner = tuple(s for r in reads for s in (*self.chain.find(r, self.spread), *self._fetch(r)))
+        self.chain.positions.clear()
+        return (*found, *self._columns(inner))
 
     def _words(self, r: Read) -> Regs:
         self.words[r] = self.w.fresh(f"{r.value}_row")

@@ -50,7 +50,7 @@ def roof_us(row: Measurement) -> float | None:
         op, target = parse_op(row.op), load_target(row.device.target)
         if target.is_cpu and target.product != row.device.product:
             return None  # a CPU's figures are detected, and this is another CPU
-        dtype, protocol = op.program().inputs[0].dtype, row.protocol
+        dtype, protocol = op.program().dtype, row.protocol
         bound = roofline_us(op.work(), target, dtype, protocol.threads, cache=protocol.cache, clock_mhz=row.clock_mhz)
     except EmmyError:
         return None

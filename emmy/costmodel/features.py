@@ -150,7 +150,7 @@ def _log(x: float) -> float:
 
 def _problem(v: _View) -> Mapping[str, float]:
     work, program = v.cost, v.plan.program
-    dtype = program.inputs[0].dtype
+    dtype = program.dtype
     roof = roofline_us(work, v.target, dtype, v.threads)
     b_axes = v.b.axes if v.b else ()
     return {

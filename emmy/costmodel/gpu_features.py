@@ -46,7 +46,7 @@ def gpu_features(
     """Values of `NAMES` for the contraction that `work` makes by `atom`; all NaN where it is no such thing (r is None)."""
     if r is None or atom is None:
         return dict.fromkeys(NAMES, nan)
-    roof = roofline_us(cost, target, plan.program.inputs[0].dtype)
+    roof = roofline_us(cost, target, plan.program.dtype)
     tile = launch.tile
     later_us = LAUNCH_US * (len(plan.launches) - 1)
     cluster = cluster_size(plan, tile.nest)

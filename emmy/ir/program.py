@@ -251,6 +251,11 @@ class Program:
         return self.value(name).constant
 
     @property
+    def dtype(self) -> DType:
+        """The dtype of the first input that has numbers: what a device's rates are asked for."""
+        return next((v.dtype for v in self.inputs if v.dtype != "i32"), "f32")
+
+    @property
     def syms(self) -> tuple[Sym, ...]:
         return tuple(d for _, d in self.dims if isinstance(d, Sym))
 

@@ -95,7 +95,7 @@ class Forecast:
 
     def ceiling_us(self, plan: Plan, rates: Target) -> float:
         """The op's roofline on this target if the plan's instructions ran at the share of the peak they have on `rates`."""
-        dtype = self.op.program().inputs[0].dtype
+        dtype = self.op.program().dtype
         roof = roofline_us(self.op.work(), self.target, dtype)
         return max(roof.compute_us / _share(plan, rates), roof.dram_us)
 
@@ -105,7 +105,7 @@ class Forecast:
         Padding and idle multiprocessors lengthen the arithmetic; repeated loads take the memories' time.
         """
         at: dict[str, float] = dict(zip(NAMES, np.nan_to_num(x).tolist(), strict=True))
-        roof = roofline_us(self.op.work(), self.target, self.op.program().inputs[0].dtype)
+        roof = roofline_us(self.op.work(), self.target, self.op.program().dtype)
         padded = prod(1.0 + at[f"waste_{a}"] for a in "mnk")
         arithmetic_us = roof.compute_us / _share(plan, self.target) * padded / max(1.0 - at["tail_idle"], 1e-3)
         far_us = self.op.work().flops / 2.0 ** at["intensity_far"] / (self.target.dram_gbs * 1e3)
@@ -162,7 +162,7 @@ def launches_us(plan: Plan, target: Target) -> float:
 
 def _share(plan: Plan, target: Target) -> float:
     """The share of the target's highest rate that the instructions of a plan can run at."""
-    dtype = plan.program.inputs[0].dtype
+    dtype = plan.program.dtype
     atoms = {a.name for la in plan.launches for w in la.tile.works for a in w.atoms}
     if not atoms & {"mma", "hybrid", "f16"}:
         return 1.0

@@ -257,7 +257,7 @@ class Predicting:
             confidence=CONFIDENCE,
             calibrated=forecast.is_calibrated and not span.is_launch,
             basis=span.basis,
-            roof_us=roofline_us(op.work(), target, op.program().inputs[0].dtype).time_us,
+            roof_us=roofline_us(op.work(), target, op.program().dtype).time_us,
             model=self.model.digest if self.model else "",
             model_target=self.model.card.target if self.model else "",
             checked=found.op,

@@ -195,7 +195,7 @@ def distance(op: Op, other_key: str) -> float | None:
     if [v.axes for v in a.inputs[:2]] != [v.axes for v in b.inputs[:2]]:
         return None
     apart = sum(abs(log2(upper(x) / upper(y))) for (_, x), (_, y) in zip(a.dims, b.dims, strict=True))
-    return apart + 2.0 * (a.inputs[0].dtype != b.inputs[0].dtype) + 1.0 * (len(a.stages) != len(b.stages))
+    return apart + 2.0 * (a.dtype != b.dtype) + 1.0 * (len(a.stages) != len(b.stages))
 
 
 def load_model(choice: str | None, target: Target, home: Path, on_event: Listener = ignore) -> CostModel | None:

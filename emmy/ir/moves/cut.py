@@ -9,6 +9,7 @@ from typing import ClassVar
 from emmy.ir.beside import leads
 from emmy.ir.moves.base import Move, Site, refuse_path, register
 from emmy.ir.moves.gpu_tiles import product_of
+from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import Launch, Plan, Tile, folds_results
 from emmy.ir.target import Target
 
@@ -30,7 +31,7 @@ class Cut(Move):
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         """Not between sums that are folded side by side: what they share would be brought twice."""
         p = plan.program
-        for la in plan.launches:
+        for la in () if rows_only(plan, target) else plan.launches:
             for w in la.tile.works[1:]:
                 move, statistic = cls(la.name, None, w.stage), folds_results(p, la.tile.works, p.stage(w.stage))
                 due = statistic and not target.is_cpu and product_of(plan, la) is not None

@@ -17,6 +17,7 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, sides, trips, warps
 from emmy.ir.moves import direct_tiles
+from emmy.ir.moves.row_loops import missing_row_loop, rows_only
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, swapped, upper
 from emmy.ir.target import Target
@@ -54,6 +55,8 @@ class Missing:
 
 def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
     """Choices of the first loop that some launch lacks; () when every tile is complete or has gone beyond loops."""
+    if rows_only(plan, target):
+        return next((x for la in plan.launches if (x := _of_rows(plan, la, target))), ())
     found = dict[str, tuple[Missing, ...]]()
     for la in plan.launches:
         if not la.tile.channels and not any(w.atoms for w in la.tile.works):
@@ -119,6 +122,11 @@ def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
             sizes = _ELEMENTWISE_COLUMNS if axis == axes[-1] and not folded else _ELEMENTWISE_ROWS
             return (Missing(la.name, axis, "grid", _covering(plan, axis, sizes)),)
     return ()
+
+
+def _of_rows(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
+    choice = missing_row_loop(plan, la, target)
+    return (Missing(la.name, choice.axis, choice.level, choice.steps),) if choice else ()
 
 
 def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:

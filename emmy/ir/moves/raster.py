@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
 from emmy.ir.moves.gpu_tiles import loops_are_due
+from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import Plan
 from emmy.ir.target import Target
 
@@ -30,7 +31,7 @@ class Raster(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        if target.is_cpu or loops_are_due(plan, target):
+        if target.is_cpu or loops_are_due(plan, target) or rows_only(plan, target):
             return
         for la in plan.launches:
             if la.tile.channels or all(w.combine or not plan.program.stage(w.stage).reduces for w in la.tile.works):

@@ -10,6 +10,7 @@ from typing import ClassVar
 from emmy.ir.beside import beside
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_beside, refuse_late_loop, refuse_path, register
 from emmy.ir.moves.gpu_tiles import missing_loops, statistic_columns
+from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, folds_results, refuse_loops
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
@@ -38,7 +39,7 @@ class SplitK(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        for la in plan.launches:
+        for la in () if rows_only(plan, target) else plan.launches:
             for w in la.tile.works:
                 s = plan.program.stage(w.stage)
                 if not s.reduces or la.tile.nest:

@@ -26,6 +26,7 @@ from emmy.ir.gpu import (
 )
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
+from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
@@ -72,6 +73,8 @@ class Stage(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        if rows_only(plan, target):
+            return  # every element is read once, to where it is used
         if not target.is_cpu:
             yield from cls._gpu_sites(plan, target)
             return
