@@ -72,7 +72,7 @@ def expand(names: str | Sequence[str]) -> tuple[Op, ...]:
 def roof_us(op: Op | str, gpu: str, threads: int) -> float:
     """The least time the op can take on `threads` of the target, in microseconds."""
     op = as_op(op)
-    return roofline_us(op.work(), load_target(gpu), op.program().inputs[0].dtype, threads).time_us
+    return roofline_us(op.work(), load_target(gpu), op.program().dtype, threads).time_us
 
 
 # ---------------------------------------------------------------- tune

@@ -19,9 +19,9 @@ from emmy.codegen.cuda_vector import load
 from emmy.codegen.kernel import Call, Int, IntVar, LetInt, Load, Num, Store, Whole, below, over, plus, rest, same, times
 from emmy.codegen.kernel_gpu import SMEM, Do, For, Ref, Regs, Stmt, bits, counter, shifted, unrolled
 from emmy.ir.expr import Read, factors
-from emmy.ir.gpu import AGENTS, refuse_several
+from emmy.ir.gpu import refuse_several
 from emmy.ir.moves.atom import mnk_axes
-from emmy.ir.plan import Atom, Work
+from emmy.ir.plan import AGENTS, Atom, Work
 from emmy.ir.program import Stage
 
 

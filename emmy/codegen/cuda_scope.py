@@ -29,7 +29,6 @@ from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, 
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import (
-    AGENTS,
     GROUP,
     WARP,
     block_axes,
@@ -42,7 +41,7 @@ from emmy.ir.gpu import (
     multiple,
     sharing_blocks,
 )
-from emmy.ir.plan import Channel, Launch, Loop, Plan
+from emmy.ir.plan import AGENTS, Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.row_tiles import RowTile
 from emmy.ir.target import Target

@@ -16,7 +16,8 @@ from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_values import Folds, Spread, over_states
 from emmy.codegen.kernel import Call, Int, Load, Num, Number, Store, Whole, both, minus, over, plus, same, times
 from emmy.codegen.kernel_gpu import SMEM, Do, Ref, Regs, Stmt, bits, counter, unrolled
-from emmy.ir.gpu import AGENTS, sharers, statistic_bytes
+from emmy.ir.gpu import sharers, statistic_bytes
+from emmy.ir.plan import AGENTS
 from emmy.ir.program import Stage
 
 

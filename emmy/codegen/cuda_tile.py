@@ -96,10 +96,10 @@ from emmy.codegen.steps import (
 )
 from emmy.codegen.steps import For as ForStep
 from emmy.ir.beside import beside
-from emmy.ir.gpu import AGENTS, RESERVED_BYTES, WARP, parts_left, registers_at_launch, tile_warps, trips
+from emmy.ir.gpu import RESERVED_BYTES, WARP, parts_left, registers_at_launch, tile_warps, trips
 from emmy.ir.gpu import threads as plan_threads
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import Role
+from emmy.ir.plan import AGENTS, Role
 from emmy.ir.program import Stage, same_rows
 from emmy.ir.row_tiles import row_tile, row_warps
 from emmy.ir.target import Target

@@ -68,9 +68,9 @@ from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Array, Block
-from emmy.ir.gpu import SIDE, block_axes, cluster_size, parts_left, receivers, sharing_blocks
+from emmy.ir.gpu import block_axes, cluster_size, parts_left, receivers, sharing_blocks
 from emmy.ir.moves.streamk import whole_rounds
-from emmy.ir.plan import Channel, Plan
+from emmy.ir.plan import SIDE, Channel, Plan
 
 Damage = Callable[[Outline], Outline]
 _PATIENCE = 400  # turns in a row without progress before a launch is called deadlocked

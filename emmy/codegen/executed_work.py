@@ -86,12 +86,16 @@ class Works(ABC):
             raise PlanError(f"{self.role.role.name} folds or closes {name}, whose accumulators are not open")
         return self.accs[name]
 
+    def keep(self, name: str, block: Block) -> None:
+        """What an agent has made stays with it, for a later walk of the loops over agents."""
+        self.values[name] = block
+        if self.side:
+            self.beside[name, *self.side.items()] = block
+
     def compute(self, name: str) -> None:
         s = self.stage(name)
         if s.monoid is None:
-            self.values[name] = interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load))
-            if self.side:
-                self.beside[name, *self.side.items()] = self.values[name]
+            self.keep(name, interpret.whole(name, s.axes, self.env, interpret.value_of(s, self.env, self.load)))
             return
         for env in self.leaves(name):
             new = interpret.lift(s, env, self.load)
@@ -276,7 +280,7 @@ class Works(ABC):
             if b.data.shape != blank(c, b.axes, self.env, 0.0).data.shape:
                 raise PlanError(f"{self.role.role.name} closes {name}, whose sums of a whole tile were not gathered")
         done = interpret.finish(s.monoid, {c: Named(b.axes, b.data) for c, b in acc.items()})
-        self.values[name] = interpret.whole(name, s.axes, self.env, done)
+        self.keep(name, interpret.whole(name, s.axes, self.env, done))
 
     def store_state(self, name: str) -> None:
         w, acc = self.plan.workspace(name), self.complete(name)

@@ -10,9 +10,9 @@ from emmy.codegen.steps import Close, Compute, FoldParts, For, Open, Outline, Ro
 from emmy.errors import PlanError
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import groups
-from emmy.ir.gpu import SIDE, sharers, sharing_blocks, warps
+from emmy.ir.gpu import sharers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
+from emmy.ir.plan import BLOCK_LEVELS, SIDE, Launch, Plan, Role, Work, folds_results, loop_works, refilled, refuse_loops
 from emmy.ir.program import swapped
 
 

@@ -94,9 +94,9 @@ from emmy.codegen.steps import (
 )
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, groups
-from emmy.ir.gpu import SIDE, receivers, sharing_blocks, warps
+from emmy.ir.gpu import receivers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import Channel, Launch, Plan, Role, Work
+from emmy.ir.plan import SIDE, Channel, Launch, Plan, Role, Work
 
 GROUPED = ("ldg", "cp_async")
 Joint = tuple[Channel, ...]  # channels of the copy engine that share their barriers

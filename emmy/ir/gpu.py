@@ -13,7 +13,7 @@ from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
 from emmy.ir.ops.op import Accumulate
-from emmy.ir.plan import Atom, Channel, Launch, Loop, Plan, Tile, Work, Workspace, folds_results
+from emmy.ir.plan import AGENTS, SIDE, Atom, Channel, Launch, Loop, Plan, Tile, Work, Workspace, folds_results
 from emmy.ir.program import Dim, Program, Stage, Sym, swapped
 from emmy.ir.target import Target
 
@@ -21,7 +21,6 @@ RESERVED_BYTES = 1024  # of shared memory a block, from sm_80 on (CUDA C++ Progr
 WARP = 32  # threads
 GROUP = 4  # warps of a warpgroup (PTX ISA: wgmma.mma_async)
 _WARPS_OF = {"warp": 1, "warpgroup": GROUP}
-AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
 SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 BOX_ROWS = 256  # of a box of the copy engine, at most (CUDA driver API: cuTensorMapEncodeTiled)
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
@@ -31,7 +30,6 @@ _LOADING = (
     12  # registers without which ptxas 13.0 serialises what reads operands from registers (C7512; 12 tiles tried)
 )
 _SETS = 4  # of registers for an operand that lanes load for a deferred atom
-SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 _OTHER_REGISTERS = 16  # addresses and counters; measured 8 to 28 beside sums and operands over 40 tiles
 
 

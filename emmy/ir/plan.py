@@ -16,6 +16,8 @@ from emmy.ir.program import Dim, Program, Stage, Sym, upper
 
 Level = str  # a level of the target: grid, warpgroup, warp, lane, reg, serial; on a CPU core, serial, reg
 Space = Literal["smem", "dsmem", "reg", "pack"]
+AGENTS = ("warp", "warpgroup")  # levels that divide a block's work among its threads
+SIDE = (*AGENTS, "lane")  # levels whose iterations run side by side inside a block
 # Loops whose iterations are blocks of the launch; they stand first in the nest. Those of a cluster see each other's memory.
 BLOCK_LEVELS = ("grid", "core", "cluster")
 
@@ -400,11 +402,11 @@ def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...], op
         if w.stage in opened and axis not in s.folded and (c := _lacking(s, axis)):
             return f"the loop over {axis} would fold {c} of {s.out} again for each piece: it comes before the loop over {s.folded[0]}"
     folding = frozenset(w.stage for w in inside if not w.combine and axis in p.stage(w.stage).folded)
-    pieces = [w.stage for w in inside if axis in p.stage(w.stage).axes] if nest[0].level == "serial" else []
-    for w in after:
-        lost = [v for v in _reads(p, w) if v in pieces]
-        if lost:
-            return f"{w.stage} reads {lost[0]}, of which the loop over {axis} has left but the last piece when it ends"
+    made = {w.stage: p.stage(w.stage).axes for w in inside if w.stage not in folding}
+    for late, v in ((w.stage, v) for w in after for v in _reads(p, w) if v in made):
+        again = next((x.axis for x in nest if x.level not in SIDE and x.axis in made[v]), None)
+        if again:
+            return f"{late} reads {v}, of which the loop over {again} leaves but the last piece"
     for u in before:
         first = next((x.axis for x in rest if x.axis in axes_walked(p, u)), None)
         reader = next((w.stage for w in (*inside, *after) if u.stage in _reads(p, w)), None)

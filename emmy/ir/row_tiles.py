@@ -13,8 +13,8 @@ from math import gcd, prod
 
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, axes_of, outermost
-from emmy.ir.gpu import AGENTS, WARP, registers_at_launch, tile_warps, transfer_bytes
-from emmy.ir.plan import Launch, Plan
+from emmy.ir.gpu import WARP, registers_at_launch, tile_warps, transfer_bytes
+from emmy.ir.plan import AGENTS, Launch, Plan
 from emmy.ir.program import Program, Stage
 from emmy.ir.target import Target
 

@@ -37,8 +37,7 @@ TILED = (
 JOINED = "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W)"
 
 REFUSED = {
-    "a loop whose works do not stand together": (NORM, "cpu", "k0/split(k,serial,8)", "r has no axis k but stands between"),
-    "a sum read before it is complete": (ATTENTION, "cpu", "k0/split(k,serial,8)", "P reads M, which is not complete"),
+    "pieces that are gone when a loop is walked again": (ATTENTION, "cpu", "k0/split(k,serial,8)", "P reads A, of which the loop over k leaves but"),
     "an operand made in a loop that its reader does not share": (
         NORM, "rtx4090", f"{JOINED} k0/split(m,serial,8) k0/split(k,serial,8)", "reads W_g outside the loop over k",
     ),

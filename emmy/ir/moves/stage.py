@@ -9,7 +9,6 @@ from typing import ClassVar
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import (
     BOX_ROWS,
-    SIDE,
     TRANSFER_BYTES,
     block_shape,
     by_groups,
@@ -27,7 +26,7 @@ from emmy.ir.gpu import (
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse_path, register
 from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
 from emmy.ir.moves.row_loops import rows_only
-from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Placement, Plan
+from emmy.ir.plan import BLOCK_LEVELS, SIDE, Channel, Launch, Placement, Plan
 from emmy.ir.target import Target
 
 # transport -> (capability the target must have, space the slots live in, default layout)

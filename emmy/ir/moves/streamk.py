@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from emmy.ir.gpu import AGENTS, cluster_size
+from emmy.ir.gpu import cluster_size
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
 from emmy.ir.moves.gpu_tiles import for_one
 from emmy.ir.moves.stage import contracted
-from emmy.ir.plan import Launch, Plan
+from emmy.ir.plan import AGENTS, Launch, Plan
 from emmy.ir.program import swapped
 from emmy.ir.target import Target
 
