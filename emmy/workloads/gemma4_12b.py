@@ -28,6 +28,8 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _DTYPES: dict[str, Literal["f16", "f32"]] = {"fp16": "f16", "fp32": "f32"}
+# What cut forms and reductions are; `reduce` is a plain sum.
+_CUTS = {"cut_cone_stat": "rstd", "cut_cone_scale": "norm_scale", "cut_combine": "geglu_mul", "reduce": "row_sum"}
 # The chart names only the hint, 512, of a symbolic M; 4096 is the largest M that a fixed case has.
 SYMBOLIC_M = "m(1..4096)"
 
@@ -55,11 +57,27 @@ class Case:
                 op, n, k = "matmul", "N", "K"
             case "mlp_geglu":
                 op, n, k = "geglu", "N_inter", "K_hidden"
+            case "rms_norm" | "reduce" | "pointwise":
+                return self._row_op()
+            case "rope":
+                return f"rope:{self.dims['heads']}x{self.dims['seq']}x{self.dims['head_dim']}:{self.dtype}"
+            case "embedding":
+                return f"embedding:{self.dims['tokens']}x{self.dims['hidden']}x{self.dims['vocab']}:{self.dtype}"
             case _:
                 return None
         m = SYMBOLIC_M if self.dynamic_m else str(self.dims["M"])
         options = ":nk" if self.weight_layout == "nk" else ""
         return f"{op}:{m}x{self.dims[n]}x{self.dims[k]}:{self.dtype}{options}"
+
+    def _row_op(self) -> str:
+        """The op of rows. Norms of heads have a row for each head of a token.
+
+        What an elementwise case without a name computes is not said: `scale` reads, multiplies and writes once, as all of them do.
+        """
+        op = "rms_norm" if self.kind == "rms_norm" else _CUTS.get(self.id.partition(".")[0], "scale")
+        heads = self.dims.get("heads", 1)
+        m = f"m(1..{4096 * heads})" if self.dynamic_m else str(self.dims["M"] * heads)
+        return f"{op}:{m}x{self.dims['N' if self.kind == 'pointwise' else 'K']}:{self.dtype}"
 
 
 @cache
