@@ -20,6 +20,7 @@ from emmy.codegen.kernel import (
     If,
     Int,
     Kernel,
+    LaneMax,
     LaneSum,
     Let,
     LetInt,
@@ -56,6 +57,7 @@ def emit(kernels: tuple[Kernel, ...]) -> str:
         c_prelude.SCALARS,
         *(c_prelude.vectors(n) for n in lanes),
         *(c_prelude.transpose(n, d) for n, d in squares),
+        *(c_prelude.largest(n) for n in sorted({n for p in printers for n in p.largest})),
     ]
     header = (resources.files("emmy") / "runtime" / "plan.h").read_text(encoding="utf-8")
     return "\n".join([header, *parts, *functions, _table(kernels)])
@@ -71,6 +73,7 @@ class _Printer:
     dtypes: dict[str, DType] = field(default_factory=dict)
     lanes: set[int] = field(default_factory=set)
     squares: set[tuple[int, DType]] = field(default_factory=set)
+    largest: set[int] = field(default_factory=set)  # lanes of vectors of which the largest is taken
 
     def function(self) -> str:
         k = self.k
@@ -173,6 +176,9 @@ class _Printer:
                 return f"{fn}_{_suffix(x.lanes)}({', '.join(self.number(a) for a in args)})"
             case LaneSum(a):
                 return f"lane_sum_f32x{a.lanes}({self.number(a)})"
+            case LaneMax(a):
+                self.largest.add(a.lanes)
+                return f"lane_max_f32x{a.lanes}({self.number(a)})"
             case _:
                 assert_never(x)
 

@@ -191,6 +191,18 @@ def vectors(lanes: int) -> str:
     return text.replace("@H", f"u16x{lanes}").replace("@B", str(4 * lanes)).replace("@L", str(lanes))
 
 
+def largest(lanes: int) -> str:
+    """The helper that finds the largest lane of a vector; a NaN is the largest."""
+    return f"""\
+static inline float lane_max_f32x{lanes}(f32x{lanes} x) {{
+  float y[{lanes}];
+  memcpy(y, &x, sizeof y);
+  for (int n = {lanes} / 2; n; n /= 2) for (int i = 0; i < n; ++i) y[i] = maximum_f32(y[i], y[i + n]);
+  return y[0];
+}}
+"""
+
+
 def transpose(lanes: int, dtype: str) -> str:
     """The helper that copies a square block transposed: exchanges of blocks of half the size, down to single elements."""
     steps: list[str] = [f"  r{i} = load_{dtype}x{lanes}(of + {i} * of_pitch);" for i in range(lanes)]

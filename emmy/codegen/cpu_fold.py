@@ -12,6 +12,8 @@ from emmy.codegen.kernel import (
     If,
     Int,
     IntVar,
+    LaneMax,
+    LaneSum,
     Let,
     LetInt,
     Num,
@@ -37,9 +39,15 @@ from emmy.codegen.kernel import (
 from emmy.codegen.steps import Close
 from emmy.ir.expr import Expr
 from emmy.ir.plan import BLOCK_LEVELS, Work
-from emmy.ir.program import Monoid, Stage
+from emmy.ir.program import MAX, SUM, Monoid, Stage
+from emmy.ir.row_tiles import row_axes
 
 States = Mapping[str, Number]
+_LANES: Mapping[Monoid, Callable[[Number], Number]] = {
+    SUM: LaneSum,
+    MAX: LaneMax,
+}  # what joins the lanes of a vector of states
+_STATES = 4  # vectors of a row's states, so that none waits for the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,8 @@ def fold_piece(w: Walk, fold: Fold, scope: Scope) -> tuple[Stmt, ...]:
     s = fold.stage
     assert s.monoid is not None
     identity = s.monoid.identity[0]
+    if _along_rows(w, s):
+        return _fold_rows(w, fold, scope)
     lanes = vector_lanes(w, s, ((s.out, s.body), *fold.chain.bodies(w)), fold.chain.computed)
 
     def element(at: At) -> tuple[Stmt, ...]:
@@ -144,6 +154,51 @@ def fold_piece(w: Walk, fold: Fold, scope: Scope) -> tuple[Stmt, ...]:
         return (*out, *step, *when(fold.last(scope), fold.chain.emit(at, {"x": acc}), save))
 
     return spread(w, s.axes, scope, lanes, element)
+
+
+def _along_rows(w: Walk, s: Stage) -> bool:
+    """Whether a stage of a launch of rows folds elements that are neighbours in memory: then vectors go along its folded axis."""
+    axes = row_axes(w.plan.program, tuple(k.stage for k in w.launch.tile.works if not k.combine))
+    whole = Stage("", s.every, s.body)
+    return axes == s.every and s.monoid in _LANES and vector_lanes(w, whole, ((s.out, s.body),), ()) > 1
+
+
+def _fold_rows(w: Walk, fold: Fold, scope: Scope) -> tuple[Stmt, ...]:
+    """Rows folded one after another, each by several vectors of states that are joined at its end, and what is left one by one."""
+    s, row = fold.stage, fold.stage.folded[0]
+    m = s.monoid
+    assert m is not None
+    piece = scope[row]
+
+    def element(at: At) -> tuple[Stmt, ...]:
+        states = [Var(w.fresh(f"{s.out}_acc"), w.lanes) for _ in range(_STATES)]
+        last = Var(w.fresh(f"{s.out}_acc"))
+        out: list[Stmt] = [Let(x.name, Num(m.identity[0], x.lanes)) for x in (*states, last)]
+        if fold.home:
+            out += when(fold.later(scope), (Set(last.name, at.load(fold.home)),))
+
+        def taken(acc: Var, start: Whole) -> Stmt:
+            here = At(w, {**at.spot, row: start}, row if acc.lanes > 1 else at.axis, acc.lanes)
+            return Set(acc.name, combined(here, m, {"x": acc}, {"x": here.number(s.body, s.out)})["x"])
+
+        done = piece.lo
+        for used in (states, states[:1]):
+            step, var, end = len(used) * w.lanes, IntVar(w.fresh(row)), IntVar(w.fresh(f"{row}_done"))
+            body = tuple(taken(acc, plus(var, Int(i * w.lanes))) for i, acc in enumerate(used))
+            out.append(For(var.name, done, minus(piece.hi, Int(step - 1)), step, body))
+            out.append(LetInt(end.name, plus(done, times(over(minus(piece.hi, done), Int(step)), Int(step)))))
+            done = end
+        var = IntVar(w.fresh(row))
+        out.append(For(var.name, done, piece.hi, 1, (taken(last, var),)))
+        total: Number = states[0]
+        for x in states[1:]:
+            total = combined(at, m, {"x": total}, {"x": x})["x"]
+        joined = combined(at, m, {"x": last}, {"x": _LANES[m](total)})["x"]
+        out.append(Set(last.name, joined))
+        save = (at.store(fold.home, last),) if fold.home else ()
+        return (*out, *when(fold.last(scope), fold.chain.emit(at, {"x": last}), save))
+
+    return spread(w, s.axes, scope, 1, element)
 
 
 def combined(at: At, m: Monoid | None, left: States, right: States) -> dict[str, Number]:

@@ -110,7 +110,15 @@ class LaneSum:
     lanes: int = 1
 
 
-Number = Num | Var | Load | Splat | Ramp | Call | LaneSum
+@dataclass(frozen=True, slots=True)
+class LaneMax:
+    """The largest of the lanes of a vector."""
+
+    x: Number
+    lanes: int = 1
+
+
+Number = Num | Var | Load | Splat | Ramp | Call | LaneSum | LaneMax
 
 
 # ---------------------------------------------------------------- statements
@@ -448,6 +456,8 @@ def _show_number(x: Number) -> str:
             return f"{fn}({', '.join(_show_number(a) for a in args)})"
         case LaneSum(a):
             return f"lane_sum({_show_number(a)})"
+        case LaneMax(a):
+            return f"lane_max({_show_number(a)})"
 
 
 def _show_stmt(s: Stmt, pad: str) -> list[str]:

@@ -18,6 +18,7 @@ from emmy.codegen.kernel import (
     IntLoad,
     IntOp,
     IntVar,
+    LaneMax,
     LaneSum,
     Let,
     LetInt,
@@ -250,7 +251,7 @@ def show_number(x: Number) -> str:
             return f"{fn}({', '.join(show_number(a) for a in args)})"
         case Ramp(start):
             return f"number({show_int(start)})"
-        case Splat() | LaneSum():
+        case Splat() | LaneSum() | LaneMax():
             raise AssertionError("a GPU thread has no vectors of numbers")
 
 

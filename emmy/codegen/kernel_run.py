@@ -19,6 +19,7 @@ from emmy.codegen.kernel import (
     For,
     If,
     Kernel,
+    LaneMax,
     LaneSum,
     Let,
     LetInt,
@@ -180,6 +181,8 @@ class _Run:
                 return (self.whole(start) + np.arange(lanes)).astype(np.float32)
             case LaneSum(a):
                 return np.array([self.number(a).sum()], np.float32)
+            case LaneMax(a):
+                return np.array([self.number(a).max()], np.float32)
             case Call(fn, args):
                 wide = [self.number(a).astype(np.float64) for a in args]
                 if len({len(w) for w in wide}) > 1:

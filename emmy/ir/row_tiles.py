@@ -160,7 +160,7 @@ def row_axes(p: Program, stages: tuple[str, ...], combined: tuple[str, ...] = ()
     for s in found:
         m = s.monoid
         folds = m is not None and s.out not in combined
-        if folds and (s.every != axes or len(s.folded) != 1 or not s.axes):
+        if folds and (s.every != axes or len(s.folded) != 1 or not s.axes or not _of_elements(s)):
             return None
         if m is not None and (len(m.state) != 1 or m.lift):
             return None
@@ -169,6 +169,11 @@ def row_axes(p: Program, stages: tuple[str, ...], combined: tuple[str, ...] = ()
         if m is not None and s.out in combined and s.axes != axes[:-1]:
             return None
     return axes
+
+
+def _of_elements(s: Stage) -> bool:
+    """Whether a stage folds elements, each read once; a contraction reads what it multiplies again and again."""
+    return any(set(axes_of(r)) == set(s.every) for r in outermost(s.body))
 
 
 def row_warps(tile: RowTile) -> int:
