@@ -16,12 +16,14 @@ import numpy as np
 
 from emmy.ir.expr import FUNCTIONS, Array
 from emmy.ir.ops.bmm import Bmm
+from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import COMPILED
 from emmy.measure.stock_compiled import compiled
+from emmy.measure.torch_formula import TorchFormula
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() | Bmm() if importlib.util.find_spec("torch"):
+        case Matmul() | Glu() | Bmm() | FormulaOp() if importlib.util.find_spec("torch"):
             import torch
 
             torch.set_num_threads(threads)
@@ -60,6 +62,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str =
             return "torch", TorchGlu(op, tensor)
         case Bmm():
             return "torch", TorchBmm(op, tensor)
+        case FormulaOp():
+            return "torch", TorchFormula(op, tensor)
         case _:
             return None
 

@@ -15,25 +15,28 @@ import numpy as np
 from emmy.ir.dtype import DType
 from emmy.ir.ops import Products
 from emmy.ir.ops.bmm import Bmm
+from emmy.ir.ops.formula import FormulaOp, positions
 from emmy.ir.ops.glu import Activation, Glu
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.op import Accumulate, Storage
 from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
 from emmy.measure.device import Buffer
 from emmy.measure.references import Case
+from emmy.measure.torch_formula import outputs
 
 if TYPE_CHECKING:
     import torch
 
     Tensors = dict[str, torch.Tensor]
 
+Answered = Products | FormulaOp
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
 class TorchAnswers(Answers):
     """On torch's `device`. `tensor` gives a buffer's memory as a tensor; `limit_bytes` is what inputs and outputs may take."""
 
-    def __init__(self, op: Products, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
+    def __init__(self, op: Answered, device: str, tensor: Callable[[Buffer], torch.Tensor], limit_bytes: int) -> None:
         super().__init__(op)
         self.products, self._device, self._tensor, self._limit_bytes = op, device, tensor, limit_bytes
         self._inputs: dict[str, Tensors] = {}  # by case
@@ -94,13 +97,17 @@ class TorchAnswers(Answers):
         shape = [extent[a] for a in program.value(name).axes]
         random = torch.Generator(self._device)
         random.manual_seed(1000 * case.seed + number)
+        if dtype == "i32":
+            end = positions(program, name, extent)
+            return torch.randint(0, end, shape, generator=random, device=self._device, dtype=torch.int32)
         if case.kind == "integer":
             x = torch.randint(-2, 3, shape, generator=random, device=self._device, dtype=torch.int8)
             if isinstance(self.products, Glu) and program.is_constant(name):
                 x *= torch.rand(shape, generator=random, device=self._device) < self.products.filled
         else:
             x = torch.randn(shape, generator=random, device=self._device, dtype=torch.float32)
-            x *= 1 / sqrt(self.products.k) if name in ("B", "G", "U") else 1.0
+            if not isinstance(self.products, FormulaOp):
+                x *= 1 / sqrt(self.products.k) if name in ("B", "G", "U") else 1.0
         return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
     def _right(self, case: Case) -> Tensors:
@@ -108,6 +115,11 @@ class TorchAnswers(Answers):
         if key not in self._outputs:
             given = self._given(case)
             self._make_room()
+            if isinstance(self.products, FormulaOp):
+                import torch
+
+                self._outputs[key] = outputs(self.products.program(), given, torch.float64)
+                return self._outputs[key]
             y, names = reference(self.products, given), self.products.program().outputs
             statistic = [y.square().sum(1)] if "S" in names else []
             self._outputs[key] = dict(zip(names, (y, *statistic), strict=True))

@@ -37,7 +37,9 @@ TILED = (
 JOINED = "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W)"
 
 REFUSED = {
-    "pieces that are gone when a loop is walked again": (ATTENTION, "cpu", "k0/split(k,serial,8)", "P reads A, of which the loop over k leaves but"),
+    "pieces that are gone when a loop is walked again": (
+        ATTENTION, "cpu", "k0/split(k,serial,8)", "P reads A, of which the loop over k leaves but",
+    ),
     "an operand made in a loop that its reader does not share": (
         NORM, "rtx4090", f"{JOINED} k0/split(m,serial,8) k0/split(k,serial,8)", "reads W_g outside the loop over k",
     ),

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from emmy.ir.ops import Bmm, Glu, parse_op
+from emmy.ir.ops import Bmm, FormulaOp, Glu, parse_op
 from emmy.ir.ops.matmul import Matmul
 from emmy.measure.answers import compare
 from emmy.measure.check import operands
@@ -15,6 +15,7 @@ from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM, stock_error_norm
 from emmy.measure.rivals import COMPILED
 from emmy.measure.stock import NumpyBmm, NumpyGlu, NumpyMatmul, TorchBmm, TorchGlu, TorchMatmul, host_tensor, stock
+from emmy.measure.torch_formula import TorchFormula
 
 F32 = [
     "matmul:5x7x64:f32",
@@ -142,3 +143,22 @@ def test_what_stock_rounds_between_stages_may_be_off_by_roundings_of_its_type_an
     assert norm is not None
     assert norm <= stock_error_norm(added)
     assert stock_error_norm(added) * added.tolerance()[0] < 0.02  # what computes something else is off by about 1
+
+
+ROWS = [
+    "rms_norm:5x33:f32", "rms_norm:5x64:f16:residual", "rstd:5x64:f16", "row_sum:5x64:f32", "softmax:5x64:f16", "scale:5x64:f16",
+    "norm_scale:5x64:f16", "geglu_mul:5x64:f32", "swiglu_mul:5x64:bf16", "cast:5x64:f32:f16", "copy:5x64:bf16", "rope:2x5x16:f16",
+    "rope:2x5x16:f32:8", "embedding:5x8x30:f16", "formula:m=5,n=8;X[m,n]:f16;S[m]=max(n,X[m,n]);Y[m,n]:f16=X[m,n]-S[m]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op_text", ROWS)
+def test_torch_computes_rows_and_copies_its_answer_only_when_it_is_checked(op_text: str) -> None:
+    pytest.importorskip("torch")
+    op = parse_op(op_text)
+    found = stock(op, 1)
+    assert found is not None and found[0] == "torch" and isinstance(op, FormulaOp)
+    norm = run(op_text, found[1], "normal")
+    assert norm is not None
+    assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
+    assert isinstance(found[1], TorchFormula) and found[1].checked

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emmy.ir.dtype import encode
-from emmy.ir.ops import parse_op
+from emmy.ir.ops import Products, parse_op
 from emmy.measure import torch_answers
 from emmy.measure.answers import HostAnswers
 from emmy.measure.check import cases, operands
@@ -16,7 +16,7 @@ from emmy.measure.device import Buffer
 from emmy.measure.guarded import guarded
 from emmy.measure.references import Case, References
 from emmy.measure.stock import host_tensor
-from emmy.measure.torch_answers import Products, TorchAnswers
+from emmy.measure.torch_answers import Answered, TorchAnswers
 
 torch = pytest.importorskip("torch")
 
@@ -31,11 +31,19 @@ OPS = [
     "bmm:3x17x20x48:f16:nk",
     "bmm:2xm(1..9)x8x16:f32",
 ]
+ROWS = [
+    "rms_norm:m(1..9)x20:f16:residual",
+    "softmax:5x33:f32",
+    "rstd:7x20:bf16",
+    "rope:2x5x16:f16:8",
+    "embedding:m(1..9)x8x30:f16",
+    "formula:m=5,n=4,v=9;E[v,n]:f32:constant;i[m]:i32;j[m]:i32;Y[m,n]:f32=E[i[m],n]-E[j[m],n]+where(n<=1,E[8,n],silu(E[7,n]))",
+]
 
 
-def products(text: str) -> Products:
+def products(text: str) -> Answered:
     op = parse_op(text)
-    assert isinstance(op, Products)
+    assert isinstance(op, Answered)
     return op
 
 
@@ -43,18 +51,18 @@ def answers(text: str) -> TorchAnswers:
     return TorchAnswers(products(text), "cpu", host_tensor, 1 << 30)
 
 
-def buffers(op: Products, case: Case) -> dict[str, Buffer]:
+def buffers(op: Answered, case: Case) -> dict[str, Buffer]:
     return {name: guarded(*form) for name, form in operands(op, case.sizes).items()}
 
 
-def solve(op: Products, held: Mapping[str, Buffer]) -> None:
+def solve(op: Answered, held: Mapping[str, Buffer]) -> None:
     """Writes the right outputs for the inputs that the buffers hold."""
     inputs = {v.name: held[v.name].read() for v in op.program().inputs}
     for name, value in op.reference(inputs).items():
         held[name].write(encode(value, op.program().value(name).dtype))
 
 
-@pytest.mark.parametrize("text", OPS)
+@pytest.mark.parametrize("text", OPS + ROWS)
 def test_the_ops_own_answers_are_right_in_every_case(text: str) -> None:
     op, by_torch = products(text), answers(text)
     for case in cases(op):
@@ -77,6 +85,7 @@ def test_the_reference_is_the_ops_in_float64(text: str, monkeypatch: pytest.Monk
         name: torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
         for name, x in inputs.items()
     }
+    assert isinstance(op, Products)
     want, *_ = op.reference(inputs).values()
     np.testing.assert_allclose(torch_answers.reference(op, tensors).numpy(), want, rtol=1e-13, atol=1e-13)
 

@@ -57,7 +57,7 @@ class FormulaOp(Op):
             count = min(prod(shape), _DRAWN)
             x: Floats
             if v.dtype == "i32":
-                x = rng.integers(0, _positions(p, v.name, size), count).astype(np.float64)
+                x = rng.integers(0, positions(p, v.name, size), count).astype(np.float64)
             elif kind == "integer":
                 x = rng.integers(-2, 3, count).astype(np.float32)
             else:
@@ -176,7 +176,7 @@ class _Numpy:
 NDIntp = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 
-def _positions(p: Program, value: str, size: Mapping[str, int]) -> int:
+def positions(p: Program, value: str, size: Mapping[str, int]) -> int:
     """How many positions an i32 input may name: the shortest axis that it stands for."""
     found = [inf]
     for r in (r for s in p.stages for r in walk(s.body) if isinstance(r, Read)):
