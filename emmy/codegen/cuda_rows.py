@@ -84,7 +84,7 @@ class Rows:
         match s:
             case Preload(name):
                 stage = self._stage(name)
-                return self._loads(r for r in outermost(stage.body) if self.w.plan.program.is_constant(r.value))
+                return self._loads(r for r in outermost(stage.body) if self.w.plan.program.is_fixed(r))
             case Open(name):
                 return self._open(name)
             case Share(name):
@@ -176,7 +176,7 @@ class Rows:
         """Steps that make, fold and store elements, in one walk over the thread's vectors."""
         stages = [self._stage(s.stage) for s in steps if isinstance(s, Compute)]
         every = [r for s in stages for r in outermost(s.body)]
-        constants = (r for r in self.tile.loaded if self.w.plan.program.is_constant(r.value))
+        constants = (r for r in self.tile.loaded if self.w.plan.program.is_fixed(r))
         out: list[Stmt] = [*self._loads((*constants, *every))]
         keep = {s.out for s in self.tile.kept}
         body: list[Stmt] = []

@@ -67,7 +67,7 @@ from emmy.errors import Deadlock, PlanError, Race
 from emmy.ir import interpret
 from emmy.ir.atoms import ATOMS
 from emmy.ir.dtype import size_bytes
-from emmy.ir.expr import Array, Block
+from emmy.ir.expr import Array, Block, outermost
 from emmy.ir.gpu import block_axes, cluster_size, parts_left, receivers, sharing_blocks
 from emmy.ir.moves.streamk import whole_rounds
 from emmy.ir.plan import SIDE, Channel, Plan
@@ -264,6 +264,9 @@ class _Agent(Works):
                 self.settle(x, n)
             case Fetch(x, ahead):
                 self.fetch(x, ahead)
+            case Preload(x) if not self.stage(x).reduces:
+                if not any(map(self.plan.program.is_fixed, outermost(self.stage(x).body))):
+                    raise Race(f"{self.role.role.name} fetches for {x} what launches before may still write")
             case Preload(x) | Finish(x):
                 self.accumulators(x)
             case FoldParts(x):

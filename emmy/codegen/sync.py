@@ -94,9 +94,11 @@ from emmy.codegen.steps import (
 )
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, groups
+from emmy.ir.expr import outermost
 from emmy.ir.gpu import receivers, sharing_blocks, warps
 from emmy.ir.moves.stage import SELF
 from emmy.ir.plan import SIDE, Channel, Launch, Plan, Role, Work
+from emmy.ir.row_tiles import row_tile
 
 GROUPED = ("ldg", "cp_async")
 Joint = tuple[Channel, ...]  # channels of the copy engine that share their barriers
@@ -387,6 +389,9 @@ def _is_one_with_open(launch: Launch, s: Step) -> bool:
 
 def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:
     """Loads of constants that a work without slots begins with, when it is what the launch would wait for."""
+    if row_tile(plan, launch):
+        works = (plan.program.stage(w.stage) for w in launch.tile.works if not w.combine)
+        return tuple(Preload(x.out) for x in works if any(map(plan.program.is_fixed, outermost(x.body))))
     while isinstance(s, For) and s.loop.level in SIDE and all(isinstance(x, For | Compute) for x in s.body):
         s = s.body[0]
     if not isinstance(s, Compute):

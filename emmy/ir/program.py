@@ -246,6 +246,10 @@ class Program:
     def is_input(self, name: str) -> bool:
         return name not in self._stage
 
+    def is_fixed(self, r: Read) -> bool:
+        """Whether no launch writes what is read, nor what tells where."""
+        return all(self.is_constant(x.value) for x in walk(r) if isinstance(x, Read))
+
     def is_constant(self, name: str) -> bool:
         """Whether no launch writes the value, neither here nor before."""
         return self.value(name).constant

@@ -19,7 +19,7 @@ from emmy.ir.program import Program, Stage
 from emmy.ir.target import Target
 
 _MOST_ELEMENTS = 16  # bytes of the widest element's vector
-_BESIDE = 30  # registers of a thread beside what it keeps: addresses, states, what a function of a vector takes
+_BESIDE = 38  # registers of a thread beside what it keeps: addresses, states, what a function of a vector takes
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ class RowTile:
     @property
     def registers(self) -> int:
         """Registers of a thread: an estimate, mostly from above."""
-        each = self.rows * self.vectors * self.width
-        return sum(map(self.words, self.loaded)) + each * len(self.kept) + 3 * self.width + self.rows + _BESIDE
+        vectors = self.rows * self.vectors
+        held = sum(map(self.words, self.loaded)) + vectors * self.width * len(self.kept)
+        return held + vectors + 3 * self.width + self.rows + _BESIDE
 
     def fits(self, target: Target) -> bool:
         """Whether a thread's registers hold its elements."""

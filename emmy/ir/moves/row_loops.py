@@ -135,8 +135,24 @@ def _fitting(plan: Plan, la: Launch, axis: str, level: str, steps: Iterable[int]
     size = plan.extent(la.tile.nest, axis)
     for step in steps:
         tile = _with(plan, la, Loop(axis, level, step)) if step and size % step == 0 else None
-        if tile and warps(plan, tile.launch.tile.nest) <= _WARPS and (level == "warp" or _holds(tile, target)):
+        if (
+            tile
+            and warps(plan, tile.launch.tile.nest) <= _WARPS
+            and (_holds(tile, target) or _lanes_hold(tile, axis, target))
+        ):
             yield step
+
+
+def _lanes_hold(tile: RowTile, axis: str, target: Target) -> bool:
+    """Whether threads hold their share where lanes divide a warp's rows, which they may once."""
+    plan, la = tile.plan, tile.launch
+    if any(x.level == "lane" for x in la.tile.nest) or tile.columns < plan.extent(
+        la.tile.nest[: la.tile.n_block_loops], tile.last
+    ):
+        return False
+    n = plan.extent(la.tile.nest, axis)
+    divided = (_with(plan, la, Loop(axis, "lane", n // g)) for g in _GROUPS if n % g == 0)
+    return any(x is not None and _holds(x, target) for x in divided)
 
 
 def _holds(tile: RowTile, target: Target) -> bool:
