@@ -13,9 +13,7 @@ from emmy.ir.ops import formula, parse_op
 from emmy.ir.program import Program, Stage, Value
 from emmy.testing.op_contract import OpContract
 
-NORM = (
-    "m={m},n=20;X[m,n]:{d};w[n]:{d}:constant;S[m]=sum(n,X[m,n]*X[m,n]);Y[m,n]:{d}=X[m,n]*rsqrt(div(S[m],20)+1e-06)*w[n]"
-)
+NORM = "m={m},n=20;X[m,n]:{d};w[n]:{d}:constant;S[m]=sum(n,X[m,n]*X[m,n]);Y[m,n]:{d}=X[m,n]*rsqrt(S[m]*0.05+1e-06)*w[n]"
 
 
 def ops(*texts: str):

@@ -37,7 +37,7 @@ def test_every_matmul_is_an_op_of_the_same_sizes_and_layout() -> None:
     for case in load("@gemma4-12b"):
         text = case.op_text()
         if case.kind != "matmul":
-            assert (text is None) == (case.kind != "mlp_geglu"), case.id
+            assert (text is None) == (case.kind in ("norm_linear", "linear_norm", "attention")), case.id
             continue
         assert text is not None
         op = parse_op(text)
@@ -57,6 +57,19 @@ def test_every_gated_pair_is_an_op_of_the_same_sizes_and_layout() -> None:
         assert (op.n, op.k) == (MLP, HIDDEN) == (case.dims["N_inter"], case.dims["K_hidden"])
         assert (op.dtype, op.layout) == (case.dtype, case.weight_layout)
         assert op.program().sizes({"m": case.dims["M"]} if case.dynamic_m else None)["m"] == case.dims["M"]
+
+
+def test_every_case_of_rows_is_an_op_that_moves_as_many_bytes_as_its_sizes_say() -> None:
+    for case in load("@gemma4-12b"):
+        if case.kind not in ("rms_norm", "pointwise", "reduce"):
+            continue
+        op, rows = parse_op(case.op_text() or ""), case.dims["M"] * case.dims.get("heads", 1)
+        assert op.key == case.op_text()
+        columns = case.dims["N" if case.kind == "pointwise" else "K"]
+        work = op.work({"m": rows} if case.dynamic_m else None)
+        read = rows * columns * (2 if case.dtype == "f16" else 4)
+        assert read < work.bytes <= 3.1 * read + 4 * columns, case.id
+    assert parse_op(load("@gemma4-12b/rope.s512")[0].op_text() or "").work().flops > 0
 
 
 def test_a_symbolic_case_serves_its_hint_and_every_fixed_m() -> None:

@@ -81,7 +81,7 @@ class RmsNorm(RowOp):
         x, w = "H" if self.residual else "X", Value("w", ("n",), self.dtype, constant=True)
         norm = (
             _fold("S", f"{x}[m,n] * {x}[m,n]"),
-            self._made(f"{x}[m,n] * rsqrt(S[m] / {self.n} + {EPS}) * w[n]"),
+            self._made(f"{x}[m,n] * rsqrt(S[m] * {1 / self.n!r} + {EPS}) * w[n]"),
         )
         if not self.residual:
             return self._program((self._matrix("X"), w), norm, ("Y",))
@@ -102,7 +102,7 @@ class Rstd(RowOp):
     kind: ClassVar[str] = "rstd"
 
     def program(self) -> Program:
-        finished = Stage("r", ("m",), parse(f"rsqrt(S[m] / {self.n} + {EPS})"))
+        finished = Stage("r", ("m",), parse(f"rsqrt(S[m] * {1 / self.n!r} + {EPS})"))
         return self._program((self._matrix("X"),), (_fold("S", "X[m,n] * X[m,n]"), finished), ("r",))
 
     def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
