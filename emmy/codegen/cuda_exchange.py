@@ -69,7 +69,7 @@ class Exchange:
             before = self.before if set(axes_of(r)) - {last} else self.outer
             before += chain.find(r, there)
             wide = self.pairs > 1 and r.index[-1:] == (last,)
-            if wide and before is self.before:
+            if wide and before is self.before and not r.computed:
                 self._load_ahead(r, there)
             else:
                 before += self._load(r, there) if wide else chain.load(r, there)
@@ -148,7 +148,7 @@ class Exchange:
         self.begin += (word_regs(words, WIDEST * depth), *unrolled("ahead", depth, (ask(counter("ahead", depth)),)))
         self.before.append(self._swap(words, mine))
         self.pair += (Regs(name, "f32", 2), *unpacked(Ref(name, Int(0)), dtype, 2, self._words(words, mine)))
-        self.chain.held[r.value] = Ref(name, Int(0))
+        self.chain.held[r] = Ref(name, Int(0))
         if depth < total:
             self.after += only(below(number, Int(total - depth)), (ask(plus(number, Int(depth))),))
 

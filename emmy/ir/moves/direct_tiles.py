@@ -37,10 +37,10 @@ def refuse_direct(plan: Plan, la: Launch, s: Stage, axes: tuple[str | None, str,
     made = [r.value for r in reads if not plan.program.is_input(r.value)]
     if made:
         return f"direct reads {made[0]} from memory, but it is no input"
-    if len(reads) != 2 or m is None or any(len(r.index) < 2 for r in reads):
+    if len(reads) != 2 or m is None or any(r.computed or len(r.index) < 2 for r in reads):
         return f"direct multiplies two matrices; {s.out} is a sum of {s.body}"
     a, b = reads
-    if several := refuse_several(plan, la.tile.nest, (*a.index, *b.index), axes):
+    if several := refuse_several(plan, la.tile.nest, (*a.axes, *b.axes), axes):
         return f"direct multiplies two matrices: {several}"
     if a.index[-1] != k:
         return f"direct reads {a.value} along {k}, it is contiguous along {a.index[-1]}"
