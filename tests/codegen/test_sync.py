@@ -58,7 +58,7 @@ from emmy.errors import PlanError
 from emmy.ir import interpret
 from emmy.ir.gpu import receivers
 from emmy.ir.moves.base import put
-from emmy.ir.ops import Geglu, matmul
+from emmy.ir.ops import Geglu, matmul, parse_op
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program
 from emmy.ir.schedule import replay
@@ -96,6 +96,16 @@ PLANS["attention"] = (
 PLANS |= {
     "cp_async read ahead": (AHEAD, "rtx4090", f"{PIECES} k0/stage(A,cp_async,3) k0/stage(B,cp_async,3) {FETCH}"),
     "tma read ahead": (AHEAD, "h200", f"{PIECES} k0/stage(A,tma,2) k0/stage(B,tma,2) {FETCH}"),
+    "rows of two folds": (
+        parse_op("softmax:5x14:f16").program(),
+        "h200",
+        "k0/split(m,grid,2) k0/split(n,warp,4) k0/pdl()",
+    ),
+    "rows early": (
+        parse_op("rms_norm:5x14:f16:residual").program(),
+        "h200",
+        "k0/split(m,grid,2) k0/split(n,warp,4) k0/split(m,warp,1) k0/pdl()",
+    ),
     "warps share rows of a statistic": (STATISTIC, "h200", f"{ROWS} {WARP_SPECIAL}"),
     "warps share k": (SMALL, "rtx4090", "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,warp,24) k0/persist(1)"),
     "cooperative": (

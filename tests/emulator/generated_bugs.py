@@ -37,6 +37,7 @@ _GIVEN, _GIVING = r"(emmy_sts_b32\(.*\n(?: +\}\n)+)", r"( +#pragma unroll\n +for
 _LAST_CLUSTER = r"^ +emmy_cluster_arrive\(\);\n +emmy_cluster_wait\(\);\n\}"
 _STATES = r"(emmy_sts_b32\(.*\n +\}\n +\}\n) +emmy_syncthreads\(\);\n"
 
+_INSIDE = r" && warp_n \+ lane \* 2 < 70\) \{\n"
 _RAISE = r" +if \(thread == 0\) emmy_flag_raise\(C_flags \+ worker\);\n"
 
 GENERATED_BUGS: tuple[GeneratedBug, ...] = (
@@ -659,6 +660,26 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             r"emmy_tma_prefetch_2d(&R_map, 0, 0);\n\1\2",
             "race",
         ),
+    ),
+    *_bugs(
+        "rows",
+        ("states are read before they are there", r"^  emmy_syncthreads\(\);\n", "", "race copy"),
+        ("states are met by warps only", "emmy_syncthreads", "emmy_syncwarp", "race copy"),
+        ("sums lie where maxima are read", r"\* 4 \+ 16", "* 4", "race wrong"),
+        ("a warp's state is left out", r"part_no < 2; \+\+part_no\) S_all", "part_no < 1; ++part_no) S_all", "wrong"),
+        ("warps share one place", r"part_of_n \* 2", "0", "race"),
+        ("rows share one state", r"S_states\[row\]", "S_states[0]", "wrong"),
+        ("half the lanes join", r"S_states\[row\] \+ emmy_across<16>\(S_states\[row\]\)", "S_states[row]", "wrong"),
+        ("rows that are not there are read", r"if \(m_lo \+ row < 5\) if", "if", "bounds"),
+        (
+            "columns that are not there are read",
+            r" && warp_n \+ lane \* 2 < 70\) emmy_ldg",
+            ") emmy_ldg",
+            "wrong bounds",
+        ),
+        ("columns that are not there count", rf"{_INSIDE}( +float X_here1)", r") {\n\1", "wrong"),
+        ("columns that are not there are stored", rf"{_INSIDE}( +float X_here2)", r") {\n\1", "race wrong bounds"),
+        ("inputs are fetched before the launches before have ended", r"^  emmy_pdl_wait\(\);\n", "", "late race"),
     ),
     *_bugs(
         "direct",

@@ -134,7 +134,8 @@ class Softmax(RowOp):
         stages = (
             _fold("M", "X[m,n]", monoid="max"),
             _fold("S", "exp(X[m,n] - M[m])"),
-            self._made("exp(X[m,n] - M[m]) / S[m]"),
+            Stage("r", ("m",), parse("1 / S[m]")),
+            self._made("exp(X[m,n] - M[m]) * r[m]"),
         )
         return self._program((self._matrix("X"),), stages, ("Y",))
 
