@@ -277,7 +277,9 @@ class ScheduleSpace:
                 value = _knob_of(node, moves)
             else:
                 move = next(skeleton)
-                value = DONE if move is None else next((v for v in values if _opens_to(str(v), move)), None)
+                value = (
+                    DONE if move is None else next((v for v in values if v != DONE and _opens_to(str(v), move)), None)
+                )
             if value is None or value not in values:
                 return None
             node = self.child(node, value)

@@ -115,6 +115,19 @@ def test_contractions_are_no_rows(op: str) -> None:
     assert not rows_only(plan, load_target("h200")) and row_tile(plan, plan.launches[0]) is None
 
 
+@pytest.mark.parametrize(
+    ("op", "schedule"),
+    [
+        ("rms_norm:64x3840:f16", "k0/split(m,grid,1) k0/split(n,warp,256) k0/split(m,warp,1) k0/split(m,lane,1)"),
+        ("rms_norm:65536x256:f16", "k0/split(m,grid,16) k0/split(n,warp,256) k0/split(m,warp,4) k0/split(m,lane,2)"),
+        ("geglu_mul:32x15360:f32", "k0/split(m,grid,1) k0/split(n,grid,512) k0/split(n,warp,128) k0/split(m,warp,1) k0/split(m,lane,1)"),
+        ("rope:16x512x256:f16", "k0/split(h,grid,1) k0/split(m,grid,8) k0/split(i,grid,128) k0/split(i,warp,128) k0/split(m,warp,2) k0/split(r,lane,1)"),
+    ],
+)  # fmt: skip
+def test_a_search_reaches_good_divisions_by_itself(op: str, schedule: str) -> None:
+    assert ScheduleSpace(parse_op(op), load_target("h200")).locate(schedule) is not None
+
+
 def random_rows(seed: int) -> Run:
     """A walk of the search space of a small op of rows: odd and even sizes, every dtype and kind."""
     rng = random.Random(f"rows {seed}")

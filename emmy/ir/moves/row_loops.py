@@ -75,14 +75,20 @@ def missing_row_loop(plan: Plan, la: Launch, target: Target) -> Choice | None:
     if not _has(la, last, "warp"):
         steps = (x for x in _column_steps(plan, la, last) if _some_division(plan, la, last, x, main, target))
         return Choice(last, "warp", tuple(steps))
-    if main and plan.extent(la.tile.nest, main) > 1 and not _has(la, main, "warp"):
+    # From here on a loop may have one iteration: so that one skeleton has all rows and columns of a block.
+    if main and upper(plan.program.dim(main)) > 1 and not _has(la, main, "warp"):
         return Choice(main, "warp", tuple(_fitting(plan, la, main, "warp", _ROWS_WARP, target)))
-    inner = next((a for a in reversed(outer) if plan.extent(la.tile.nest, a) > 1), None)
-    shared = plan.extent(la.tile.nest, last) < plan.extent(la.tile.nest[: la.tile.n_block_loops], last)
-    if inner and not shared and not any(x.level == "lane" for x in la.tile.nest):
+    several = (a for a in reversed(outer) if upper(plan.program.dim(a)) > 1 and (a == main or not _has(la, a, "grid")))
+    if (inner := next(several, None)) and not any(x.level == "lane" for x in la.tile.nest):
         n = plan.extent(la.tile.nest, inner)
-        return Choice(inner, "lane", tuple(_fitting(plan, la, inner, "lane", (n // g for g in _GROUPS), target)))
+        groups = _GROUPS[:1] if _shared(la, plan, last) else _GROUPS
+        return Choice(inner, "lane", tuple(_fitting(plan, la, inner, "lane", (n // g for g in groups), target)))
     return None
+
+
+def _shared(la: Launch, plan: Plan, last: str) -> bool:
+    """Whether several warps have columns of a row."""
+    return plan.extent(la.tile.nest, last) < plan.extent(la.tile.nest[: la.tile.n_block_loops], last)
 
 
 def _goes_on(plan: Plan, la: Launch, loop: Loop, target: Target) -> bool:
