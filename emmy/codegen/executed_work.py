@@ -27,7 +27,7 @@ class Works(ABC):
     role: RoleSteps
     env: Env = field(default_factory=dict)
     values: dict[str, Block] = field(default_factory=dict)
-    beside: dict[tuple[object, ...], Block] = field(
+    beside: dict[tuple[str, tuple[tuple[int, int], ...]], Block] = field(
         default_factory=dict
     )  # (stage, agent) -> what that agent made of it
     accs: dict[str, dict[str, Block]] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class Works(ABC):
 
     def value(self, name: str) -> Block:
         """A value without a channel: made in this tile, or in memory."""
-        if (name, *self.side.items()) in self.beside:
-            return self.beside[name, *self.side.items()]
+        if (name, self.own(name)) in self.beside:
+            return self.beside[name, self.own(name)]
         if name in self.values:
             return self.values[name]
         if any(w.stage == name for w in self.cta.outline.launch.tile.works):
@@ -89,8 +89,14 @@ class Works(ABC):
     def keep(self, name: str, block: Block) -> None:
         """What an agent has made stays with it, for a later walk of the loops over agents."""
         self.values[name] = block
-        if self.side:
-            self.beside[name, *self.side.items()] = block
+        if own := self.own(name):
+            self.beside[name, own] = block
+
+    def own(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Which agent this is, as far as loops over a value's axes tell."""
+        nest = self.cta.outline.launch.tile.nest
+        axes = self.plan.program.value(name).axes
+        return tuple((at, j) for at, j in self.side.items() if nest[at].axis in axes)
 
     def compute(self, name: str) -> None:
         s = self.stage(name)

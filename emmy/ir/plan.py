@@ -408,7 +408,7 @@ def _refuse_walk(p: Program, works: tuple[Work, ...], nest: tuple[Loop, ...], op
         if again:
             return f"{late} reads {v}, of which the loop over {again} leaves but the last piece"
     for u in before:
-        first = next((x.axis for x in rest if x.axis in axes_walked(p, u)), None)
+        first = next((x.axis for x in rest if x.axis in axes_walked(p, u) and x.level not in SIDE), None)
         reader = next((w.stage for w in (*inside, *after) if u.stage in _reads(p, w)), None)
         if reader and first in p.stage(u.stage).axes:
             return f"{reader} reads {u.stage} outside the loop over {first} that makes it, with the loop over {axis} between"

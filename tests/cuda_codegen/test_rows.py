@@ -48,6 +48,7 @@ RUNS = [
     Run("norm_scale:6x200:f32", "h200", "k0/split(m,grid,2) k0/split(n,grid,64) k0/split(n,warp,32)"),
     Run("cast:6x200:f32:f16", "h200", "k0/split(m,grid,2) k0/split(n,grid,128) k0/split(n,warp,32)", kind="integer"),
     Run(LAYER_NORM, "h200", "k0/split(m,grid,2) k0/split(n,warp,32)"),
+    Run("softmax:6x200:f16", "h200", "k0/split(m,grid,4) k0/split(n,warp,64) k0/split(m,warp,2) k0/split(m,lane,2)"),
     *(Run(op, "h200", s) for op in GATHERS for s in ("k0/split(m,grid,2)", "k0/split(m,grid,2) k0/split(n,warp,4)")),
 ]
 
@@ -121,7 +122,10 @@ def test_contractions_are_no_rows(op: str) -> None:
         ("rms_norm:64x3840:f16", "k0/split(m,grid,1) k0/split(n,warp,256) k0/split(m,warp,1) k0/split(m,lane,1)"),
         ("rms_norm:65536x256:f16", "k0/split(m,grid,16) k0/split(n,warp,256) k0/split(m,warp,4) k0/split(m,lane,2)"),
         ("geglu_mul:32x15360:f32", "k0/split(m,grid,1) k0/split(n,grid,512) k0/split(n,warp,128) k0/split(m,warp,1) k0/split(m,lane,1)"),
-        ("rope:16x512x256:f16", "k0/split(h,grid,1) k0/split(m,grid,8) k0/split(i,grid,128) k0/split(i,warp,128) k0/split(m,warp,2) k0/split(r,lane,1)"),
+        (
+            "rope:16x512x256:f16",
+            "k0/split(h,grid,1) k0/split(m,grid,8) k0/split(i,grid,128) k0/split(i,warp,128) k0/split(m,warp,2) k0/split(r,lane,1)",
+        ),
     ],
 )  # fmt: skip
 def test_a_search_reaches_good_divisions_by_itself(op: str, schedule: str) -> None:
