@@ -126,14 +126,17 @@ def _column_steps(plan: Plan, la: Launch, last: str) -> Iterator[int]:
 
 def _some_division(plan: Plan, la: Launch, last: str, step: int, main: str | None, target: Target) -> bool:
     """Whether a warp that has so many columns can have so few rows that its threads hold them."""
-    nest = (*la.tile.nest, Loop(last, "warp", step))
-    rows = plan.extent(nest, main) if main else 1
-    most = _WARPS // max(1, warps(plan, nest))
-    least = next((x for x in range(1, rows + 1) if rows % x == 0 and rows // x <= most), None)
-    if least is None:
-        return False
-    tile = _with(plan, la, *nest[-1:], *((Loop(main, "warp", least),) if main else ()))
-    return tile is not None and _holds(tile, target)
+    columns = Loop(last, "warp", step)
+    rows = plan.extent(la.tile.nest, main) if main else 1
+    for each in (x for x in _ROWS_WARP if rows % x == 0):
+        tile = _with(plan, la, columns, *((Loop(main, "warp", each),) if main else ()))
+        if (
+            tile
+            and warps(plan, tile.launch.tile.nest) <= _WARPS
+            and (_holds(tile, target) or (main and _lanes_hold(tile, main, target)))
+        ):
+            return True
+    return False
 
 
 def _fitting(plan: Plan, la: Launch, axis: str, level: str, steps: Iterable[int], target: Target) -> Iterator[int]:
