@@ -765,6 +765,35 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ),
     ),
     *_bugs(
+        "attention ahead",
+        ("the next keys are not waited for", r"if \(t1 \+ 32 < t_end\) emmy_mbar_wait.*\n", "", "race copy"),
+        (
+            "the next keys are waited for in the wrong lap",
+            r"phase \^ \(\(slot \+ 1\) / 2 % 2\)\)",
+            "phase)",
+            "race deadlock copy",
+        ),
+        (
+            "the next keys are these",
+            r"K_now1 = emmy_uniform\(\(slot \+ 1\) % 2",
+            "K_now1 = emmy_uniform(slot",
+            "race wrong",
+        ),
+        (
+            "keys are given back before the wait for logits",
+            r"( +emmy_wgmma_wait<0>.*\n)((?: +emmy_fence.*\n| +emmy_syncwarp.*\n)+.*32784\);\n)",
+            r"\2\1",
+            "race",
+        ),
+        ("logits are added to those before", r"(K_desc1), 0\)", r"\1, 1)", "wrong"),
+        (
+            "weights are made of logits that are under way",
+            r"A_kept\[(.*)\] = emmy_exp2\(fmaf\(A_kept",
+            r"A_kept[\1] = emmy_exp2(fmaf(S_sums",
+            "wrong race",
+        ),
+    ),
+    *_bugs(
         "attention by warps",
         (
             "a slot is refilled before all have read it",
