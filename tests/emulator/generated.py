@@ -114,6 +114,12 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,128) k0/split(t,serial,32) k0/split(s,warpgroup,64) k0/stage(K,tma,1) "
         "k0/stage(Q,tma,1) k0/stage(V,tma,1) k0/specialize(2,40,232) k0.O/atom(wgmma,64,64,16,1,o) k0.S/atom(wgmma,64,32,16)",
     ),
+    "attention ahead": (
+        "attention:1x192x192x64:f16:causal,scale1.0",
+        "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,128) k0/split(t,serial,32) k0/split(s,warpgroup,64) k0/stage(K,tma,2) "
+        "k0/stage(Q,tma,1) k0/stage(V,tma,2) k0/specialize(2,40,232) k0.O/atom(wgmma,64,64,16,1,o) k0.S/atom(wgmma,64,32,16) "
+        "k0.S/pipeline()",
+    ),
     "attention by warps": (
         "attention:1x96x90x32:f16:causal,scale1.0",
         "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,32) k0/split(t,serial,16) k0/split(s,warp,16) k0/stage(K,cp_async,2) "

@@ -14,6 +14,7 @@ from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
 
 ATOMS = ("mma", "hybrid", "wgmma")  # of the contractions: those whose sums lie in lanes as first operands do
+Choice = tuple[str, str, tuple[int, ...]]  # axis, level, steps
 _ROWS = (16, 32, 64, 128, 192, 256)
 _COLUMNS = 256  # of a block, at most
 _FOLDED = (16, 32, 48, 64, 80, 96, 128)
@@ -28,37 +29,41 @@ def lifted(plan: Plan, la: Launch) -> Stage | None:
     return next((s for s in stages if s.monoid and s.monoid.lift), None)
 
 
-def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """(axis, level, steps) of each choice of the next loop; () when the tile has all. `s`: what `lifted` found."""
+def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...]:
+    """(axis, level, steps) of each choice of the next loop; () when the tile has all. `s`: what `lifted` found.
+
+    Rows may come before heads: then all heads' blocks of as many keys begin together.
+    """
     m, n, k = s.axes[-2], s.axes[-1], s.folded[-1]
-    for axis in s.axes[:-2]:
-        if not _has(la, axis, "grid"):
-            return ((axis, "grid", (1,)),)
+    heads = [axis for axis in s.axes[:-2] if not _has(la, axis, "grid")]
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    wide: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    if not _has(la, n, "grid") and not _has(la, m, "grid") and size[n] > _COLUMNS:
-        shares = (size[n] // parts for parts in range(2, 17) if size[n] % (16 * parts) == 0)
-        if not plan.workspace(s.out):  # blocks would each leave the rows' states
-            wide = ((n, "grid", tuple(sorted(x for x in shares if 64 <= x <= _COLUMNS))),)
+    if heads:
+        first = _rows(plan, la, s, target) if not la.tile.nest and len(heads) == len(s.axes) - 2 else ()
+        return ((heads[0], "grid", (1,)), *first)
     if not _has(la, m, "grid"):
-        left = upper(plan.program.dim(m))
-        rows = (x for x in _ROWS if x < 2 * left or x == _ROWS[0])
-        fits = tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))
-        return (*wide, (m, "grid", fits))
+        shares = (size[n] // parts for parts in range(2, 17) if size[n] % (16 * parts) == 0)
+        some = tuple(sorted(x for x in shares if 64 <= x <= _COLUMNS))
+        # Blocks that share keys would each leave the rows' states.
+        whole = size[n] <= _COLUMNS or _has(la, n, "grid") or plan.workspace(s.out) is not None
+        return (*(() if whole else ((n, "grid", some),)), *_rows(plan, la, s, target))
     if not _has(la, k, "serial"):
         cut = any(x.axis == k for x in la.tile.nest)
         steps = (x for x in _FOLDED if (size[k] % x == 0 if cut else x < 2 * size[k] or x == _FOLDED[0]))
         return ((k, "serial", tuple(x for x in steps if _divisions(plan, la, s, target, size[m], x))),)
     shared = next((x for x in la.tile.nest if x.level in ("warp", "warpgroup")), None)
     if shared is not None:
-        whole = plan.extent(la.tile.nest, n)
-        return ((n, shared.level, (whole // _sharing(whole),)),) if _sharing(whole) > 1 else ()
+        return ((n, shared.level, (size[n] // _sharing(size[n]),)),) if _sharing(size[n]) > 1 else ()
     return _divisions(plan, la, s, target, size[m], size[k])
 
 
-def _divisions(
-    plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step: int
-) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+def _rows(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...]:
+    """Rows of a block, for which some division among agents and some piece of the folded axis fit."""
+    left = upper(plan.program.dim(s.axes[-2]))
+    rows = (x for x in _ROWS if x < 2 * left or x == _ROWS[0])
+    return ((s.axes[-2], "grid", tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))),)
+
+
+def _divisions(plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step: int) -> tuple[Choice, ...]:
     """How a block of so many rows, that folds `step` at a time, is divided, where registers and shared memory have room."""
     if _bytes(plan, la, s, rows, step) > target.tile_bytes:
         return ()
@@ -83,7 +88,8 @@ def _sharing(columns: int) -> int:
 
 def _bytes(plan: Plan, la: Launch, s: Stage, rows: int, step: int) -> int:
     """Shared memory that one slot for each operand takes."""
-    size = {a: plan.extent(la.tile.nest, a) for a in s.axes} | {s.axes[-2]: rows, s.folded[-1]: step}
+    size = dict.fromkeys(s.axes[:-2], 1) | {s.axes[-1]: plan.extent(la.tile.nest, s.axes[-1])}
+    size |= {s.axes[-2]: rows, s.folded[-1]: step}
     total = 0
     for v in _inputs(plan, s):
         value, n = plan.program.value(v), 1
