@@ -30,7 +30,7 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.lookup import as_op, load, prediction, serving, show, subject, subjects, table, winner
+from emmy.lookup import as_op, export, load, prediction, serving, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, Predicted, settle
@@ -47,7 +47,7 @@ from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
-    "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "load",
+    "BenchResult", "VerifyReport", "as_op", "bench", "diagnose_data", "evaluate_costmodel", "expand", "explain", "export", "load",
     "prediction", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune", "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
