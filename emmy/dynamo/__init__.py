@@ -1,5 +1,9 @@
 """Emmy's ops as operators of torch, and a backend for torch.compile that finds them in a graph."""
 
+from emmy.dynamo.backend import CompiledModule, Options, backend, compile, reports
 from emmy.dynamo.ops import TorchOp, torch_op
+from emmy.dynamo.report import Fallback, GraphReport, KernelUse
 
-__all__ = ["TorchOp", "torch_op"]
+__all__ = [
+    "CompiledModule", "Fallback", "GraphReport", "KernelUse", "Options", "TorchOp", "backend", "compile", "reports", "torch_op",
+]  # fmt: skip

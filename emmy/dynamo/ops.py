@@ -18,9 +18,11 @@ import torch
 
 from emmy.errors import NoSuchDevice, UsageError
 from emmy.ir.dtype import DType
-from emmy.ir.ops import Op
+from emmy.ir.gpu import accumulation
+from emmy.ir.ops import Accumulate, Op
 from emmy.ir.program import Dim, Program, Sym, Value
 from emmy.ir.target import load_target
+from emmy.levels import Subject
 from emmy.lookup import as_op, load, subjects
 from emmy.runtime.launcher import LoadedPlan
 
@@ -49,6 +51,7 @@ class TorchOp:
     threads: int
     schedules: tuple[str, ...]
     origin: str
+    accumulate: Accumulate
     name: str
     program: Program
     inputs: tuple[str, ...]
@@ -171,6 +174,12 @@ def _placed(t: torch.Tensor) -> torch.Tensor:
     return t if t.data_ptr() % _ALIGN == 0 else t.clone()
 
 
+def _least_exact(found: Sequence[Subject]) -> Accumulate:
+    order: tuple[Accumulate, ...] = ("f16", "hybrid", "f32")
+    kinds = {accumulation(s.plan) for s in found}
+    return next(x for x in order if x in kinds)
+
+
 def torch_op(
     op: Op | str,
     *,
@@ -196,5 +205,7 @@ def torch_op(
         given = schedule if schedule is not None or len(found) > 1 else schedules[0]
         p = op.program()
         names = tuple(v.name for v in p.inputs)
-        _made[name] = TorchOp(op, gpu, count, schedules, found[0].origin, name, p, names, given, home)
+        _made[name] = TorchOp(
+            op, gpu, count, schedules, found[0].origin, _least_exact(found), name, p, names, given, home
+        )
     return _made[name]
