@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "EmmyError", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show", "torch_op", "tune", "verify",
+    "EmmyError", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show",
+    "torch_op", "tune", "verify",
 ]  # fmt: skip
 
 _ROOM = {

@@ -218,7 +218,7 @@ def _reason(n: Node) -> str:
     if n.target in (aten.bmm.default, aten.baddbmm.default):
         return "products in batches are not looked for"
     if any(not isinstance(s, int) for x in (n, *n.all_input_nodes) for s in getattr(x.meta.get("val"), "shape", ())):
-        return "its sizes are open until run time; only products with an open number of rows are looked for"
+        return "its sizes are open until run time; with dynamic=False each size has kernels of its own"
     return "no op of Emmy's computes it"
 
 

@@ -30,6 +30,9 @@ def rewritten(gm: GraphModule, chosen: Mapping[Group, TorchOp]) -> GraphModule:
     out, where = copied(gm)
     for number, (group, op) in enumerate(chosen.items()):
         _replace(out, group, op, where, f"emmy_constant_{number}")
+    for n in out.graph.nodes:  # Emmy's results are row-major: a view that other strides allowed may need a copy
+        if n.target == aten.view.default:
+            n.target = aten.reshape.default
     _sort(out.graph)
     out.graph.lint()
     out.recompile()
