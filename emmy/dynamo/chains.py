@@ -211,7 +211,9 @@ def _space(cluster: _Cluster) -> _Space:
     def told_apart(i: int) -> tuple[bool, ...]:
         return (*(_has(s, i, cluster.full) for s in tensors), *(i - rank in f for f in folds))
 
-    positions = tuple(tuple(run) for _, run in groupby(range(rank), key=told_apart)) or ()
+    positions = tuple(tuple(run) for _, run in groupby(range(rank), key=told_apart))
+    if len(positions) == 1 and rank > 1:  # nothing but elements: rows all the same, which ops of rows have
+        positions = (tuple(range(rank - 1)), (rank - 1,))
     first = "abcdefgh"[: max(0, len(positions) - 2)]
     names = (*first, "m", "n")[-len(positions) :] if positions else ()
     return _Space(cluster.full, tuple(names), positions)
