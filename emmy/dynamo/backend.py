@@ -101,18 +101,28 @@ def _compile_aten(gm: GraphModule, example_inputs: Sequence[torch.Tensor], *, op
     report = GraphReport(gpu)
     ops: dict[Group, TorchOp] = {}
     left: dict[Node, str] = {}
-    for group in _groups(gm, left):
-        try:
-            op = torch_op(group.op, gpu=gpu, threads=options.threads, home=options.home)
-            op.prepare(device)
-        except EmmyError as e:
-            left |= dict.fromkeys(group.nodes, f"no kernel of {group.op}: {e}")
-            continue
-        ops[group] = op
+    groups = _groups(gm, left)
+    made = {key: _made(key, gpu, device, options) for key in dict.fromkeys(g.op.key for g in groups)}
+    for group in groups:
+        op = made[group.op.key]
+        if isinstance(op, TorchOp):
+            ops[group] = op
+        else:
+            left |= dict.fromkeys(group.nodes, f"no kernel of {group.op}: {op}")
     out = _Compiled(gm, ops, left, report, options)
     options.on_report(report)
     log.info("%s", report)
     return out
+
+
+def _made(key: str, gpu: str, device: torch.device, options: Options) -> TorchOp | EmmyError:
+    """The operator of an op, compiled; or why there is none."""
+    try:
+        op = torch_op(key, gpu=gpu, threads=options.threads, home=options.home)
+        op.prepare(device)
+    except EmmyError as e:
+        return e
+    return op
 
 
 def _target(gm: GraphModule, options: Options) -> tuple[str, torch.device]:

@@ -110,7 +110,7 @@ def _is_candidate(n: Node) -> bool:
     if n.target == aten._softmax.default:
         return bool(n.args[1] in (-1, len(shape(n)) - 1) and shape(n)[-1] > 1)
     if n.target == aten.gelu.default:
-        return n.kwargs.get("approximate") == "tanh"
+        return bool(n.kwargs.get("approximate") == "tanh")
     if n.target == aten._to_copy.default:
         return bool(set(n.kwargs) <= _CASTS and n.kwargs.get("memory_format") is None)
     return bool(n.target in _ELEMENTWISE and not n.kwargs)

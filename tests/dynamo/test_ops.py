@@ -15,7 +15,7 @@ TABLE = "m 1: k0/split(n,core,8) | m 2..40: k0/split(m,core,16)"
 
 
 def linear(threads: int = 1) -> TorchOp:
-    return torch_op("matmul:8x24x32:f32:nk,bias,silu", threads=threads)
+    return torch_op("matmul:8x24x32:f32:nk,bias,silu", threads=threads, schedule="k0/split(n,core,8)")
 
 
 def operands() -> tuple[torch.Tensor, ...]:
@@ -32,8 +32,9 @@ def test_it_computes_what_the_op_says_on_tensors_by_place_or_name() -> None:
     op = linear()
     for y in (op(a, b, c), op(a, bias=c, B=b), op.overload(a, b, c)):
         torch.testing.assert_close(y, right(a, b, c))
-    assert op.op.key == "matmul:8x24x32:f32:nk,bias,silu" and op.origin == "default" and len(op.schedules) == 1
-    assert emmy.torch_op(op.op, threads=1) is op  # made once
+    assert op.op.key == "matmul:8x24x32:f32:nk,bias,silu" and op.origin == "given" and len(op.schedules) == 1
+    assert emmy.torch_op(op.op, threads=1, schedule="k0/split(n,core,8)") is op  # made once
+    assert emmy.torch_op("matmul:8x24x32:f32", threads=1).origin == "default"
 
 
 def test_torch_finds_nothing_wrong_with_the_operator() -> None:
