@@ -32,27 +32,29 @@ class DecoderCase:
     part: str
     kind: Literal["matmul", "geglu", "swiglu", "norm_linear", "rms_norm", "attention"]
     count: int
-    text: str  # the op's, whether or not this Emmy has an op of the kind
+    text: str  # the op's, whether or not this Emmy has an op of the kind; a size that no op can have is ?
     form: Form = ""
 
     def op_text(self) -> str | None:
         """The op this case is, or None while no op expresses its kind."""
-        if self.kind not in PARSERS:
+        if self.kind not in PARSERS or "?" in self.text:
             return None
-        try:
-            return parse_op(self.text).key
-        except UsageError:  # the kind exists in another form
-            return None
+        return parse_op(self.text).key
 
 
 def from_config(
-    config: Config | Path | str, widths: Sequence[Width] = WIDTHS, tensor_parallel: int = 1, dtype: DType | None = None
+    config: Config | Path | str,
+    widths: Sequence[Width] = WIDTHS,
+    tensor_parallel: int = 1,
+    dtype: DType | None = None,
+    context: int = 0,
 ) -> tuple[DecoderCase, ...]:
     """The cases of the decoder that `config` describes, on one of `tensor_parallel` devices.
 
     config: a mapping with the fields of a Hugging Face config.json, the file, or its folder
     widths: rows that a step computes (tokens): numbers, or ranges (lo, hi) for ops whose size is open until run time
     dtype:  of weights and activations; None = what the config says
+    context: tokens of the one sequence before the step, whose keys and values attention reads
 
     Raises UsageError: see `read_decoder`; for widths below 1; for a split that does not divide heads, MLP or vocabulary.
     """
@@ -64,7 +66,9 @@ def from_config(
         raise UsageError(
             f"the config names no dtype and {dtype!r} was asked for; name one of {', '.join(DTYPES)} (`:dtype=f16` in a set)"
         )
-    step = tuple(case for w in widths for case in _Step(model, w, tensor_parallel, number).cases())
+    if context < 0:
+        raise UsageError(f"{context} tokens before the step; 0 or more is needed")
+    step = tuple(case for w in widths for case in _Step(model, w, tensor_parallel, number, context).cases())
     return tuple({case.id: case for case in step}.values())
 
 
@@ -103,6 +107,7 @@ class _Step:
     width: Width
     tp: int
     dtype: DType
+    context: int
 
     def cases(self) -> Iterator[DecoderCase]:
         m = self.model
@@ -179,7 +184,13 @@ class _Step:
         return DecoderCase(self._id(name), name, "rms_norm", count, f"rms_norm:{self._rows(rows)}x{k}:{self.dtype}")
 
     def _attention(self, g: Layers, suffix: str) -> DecoderCase:
-        name, window = f"attention{suffix}", f",window={g.window}" if g.window else ""
-        heads, kv_heads = g.heads // self.tp, max(1, g.kv_heads // self.tp)
-        text = f"attention:{self._m}x{heads}x{kv_heads}x{g.head_dim}:{self.dtype}:causal{window}"
+        """The queries of a step against what is kept of the tokens before it, as far as the window reaches, and its own."""
+        name, heads, kv_heads = f"attention{suffix}", g.heads // self.tp, max(1, g.kv_heads // self.tp)
+        before = self.context if g.window is None else min(self.context, g.window - 1)
+        if isinstance(self.width, tuple):  # the op has one open size for queries and keys
+            keys = self._m if not before else "?"
+        else:
+            keys = str(self.width + before)
+        words = "causal" + (f",window{g.window}" if g.window else "") + (f",kv{kv_heads}" if kv_heads != heads else "")
+        text = f"attention:{heads}x{self._m}x{keys}x{g.head_dim}:{self.dtype}:{words}"
         return DecoderCase(self._id(name), name, "attention", g.count, text)

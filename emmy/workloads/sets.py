@@ -1,7 +1,7 @@
 """Named sets of cases: `@gemma4-12b` is all of them, `@gemma4-12b/q_proj*` those whose id matches; `@config:PATH` those of
 any dense decoder that a Hugging Face config.json describes. Knows no device.
 
-    @config:PATH[:widths=1,8,64][:tp=2][:dtype=f16][:only=qkv*]      a width may be a range: widths=1..4096
+    @config:PATH[:widths=1,8,64][:tp=2][:dtype=f16][:context=4096][:only=qkv*]      a width may be a range: widths=1..4096
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPS: dict[str, tuple[str, ...]] = {
     )
 }
 CONFIG = "@config:"
-_OPTIONS = ("widths", "tp", "dtype", "only")
+_OPTIONS = ("widths", "tp", "dtype", "context", "only")
 _OPTION = re.compile(rf":(?={'|'.join(f'{o}=' for o in _OPTIONS)})")
 _WIDTH = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 
@@ -60,13 +60,20 @@ def _of_config(name: str) -> tuple[AnyCase, ...]:
     path, *said = _OPTION.split(name.removeprefix(CONFIG))
     options = dict(word.split("=", 1) for word in said)
     if not path or len(options) != len(said):
-        raise UsageError(f"{name!r} has not the form {CONFIG}PATH[:widths=1,8,1..4096][:tp=2][:dtype=f16][:only=qkv*]")
+        raise UsageError(
+            f"{name!r} has not the form {CONFIG}PATH[:widths=1,8,1..4096][:tp=2][:dtype=f16][:context=4096][:only=qkv*]"
+        )
     widths = tuple(_width(name, w) for w in options["widths"].split(",")) if "widths" in options else WIDTHS
-    tp = options.get("tp", "1")
-    if not tp.isdecimal():
-        raise UsageError(f"{name!r}: tp is {tp!r}; a number of devices is needed")
-    every = from_config(path, widths, int(tp), _dtype(name, options.get("dtype")))
+    tp, context = (_count(name, options, o, default) for o, default in (("tp", "1"), ("context", "0")))
+    every = from_config(path, widths, tp, _dtype(name, options.get("dtype")), context)
     return _matching(name, f"{CONFIG}{path}", every, options.get("only", ""))
+
+
+def _count(name: str, options: dict[str, str], option: str, default: str) -> int:
+    text = options.get(option, default)
+    if not text.isdecimal() or len(text) > 9:
+        raise UsageError(f"{name!r}: {option} is {text!r}; a number is needed")
+    return int(text)
 
 
 def _width(name: str, text: str) -> Width:

@@ -33,7 +33,7 @@ def test_llama3_8b_has_its_published_shapes_and_no_head_norms() -> None:
     assert s["down_proj"] == ("1x4096x14336:bf16:nk", 32)
     assert s["lm_head"] == ("1x128256x4096:bf16:nk", 1)
     assert s["rms_norm"] == ("1x4096:bf16", 2 * 32 + 1)
-    assert s["attention"] == ("1x32x8x128:bf16:causal", 32)
+    assert s["attention"] == ("32x1x1x128:bf16:causal,kv8", 32)
     assert not {"q_norm", "k_norm", "geglu"} & set(s)
 
 
@@ -45,7 +45,7 @@ def test_qwen3_has_heads_of_its_own_size_and_norms_of_them() -> None:
 
 
 def test_mistral_attends_to_a_window() -> None:
-    assert shapes(MISTRAL_7B)["attention"] == ("1x32x8x128:bf16:causal,window=4096", 32)
+    assert shapes(MISTRAL_7B)["attention"] == ("32x1x1x128:bf16:causal,window4096,kv8", 32)
 
 
 def test_gemma3_is_read_from_its_text_config_with_what_its_class_fills_in() -> None:
@@ -66,7 +66,7 @@ def test_gemma4s_global_layers_have_other_heads_and_no_projection_of_values() ->
     assert s["o_proj.local"][0] == "1x3840x4096:bf16:nk"
     assert s["o_proj.global"] == ("1x3840x8192:bf16:nk", 8)
     assert s["k_norm.global"] == ("1x512:bf16", 8)
-    assert s["attention.global"] == ("1x16x1x512:bf16:causal", 8)
+    assert s["attention.global"] == ("16x1x1x512:bf16:causal,kv1", 8)
 
 
 def test_gemma4s_matmuls_are_those_of_the_catalogue() -> None:
@@ -106,9 +106,18 @@ def test_the_work_of_merged_projections_is_that_of_separate_ones() -> None:
 def test_every_case_is_an_op_or_of_a_kind_without_a_parser() -> None:
     for c in from_config(QWEN3_4B, (1, (1, 64)), dtype="f16"):
         assert isinstance(c, DecoderCase)
-        assert (c.op_text() is not None) == (c.kind in PARSERS) or c.kind in ("attention", "norm_linear", "rms_norm")
+        assert (c.op_text() is not None) == (c.kind in PARSERS), c
         if (text := c.op_text()) is not None:
             assert parse_op(text).key == text
+
+
+def test_attention_reads_the_context_as_far_as_its_window_reaches() -> None:
+    texts = {c.id: c.text for c in from_config(GEMMA4_12B, (4, (1, 8)), context=5000)}
+    assert texts["attention.local.m4"] == "attention:16x4x1027x256:bf16:causal,window1024,kv8"
+    assert texts["attention.global.m4"] == "attention:16x4x5004x512:bf16:causal,kv1"
+    assert "?" in texts["attention.global.m1..8"]  # an op has one open size for queries and keys
+    texts = {c.id: c.text for c in from_config(GEMMA4_12B, ((1, 8),))}
+    assert texts["attention.global.m1..8"] == "attention:16xm(1..8)xm(1..8)x512:bf16:causal,kv1"
 
 
 def test_a_bias_of_the_config_is_an_epilogue_and_stands_in_the_way_of_a_gated_pair() -> None:
@@ -193,6 +202,7 @@ def test_a_set_names_file_or_folder_widths_split_dtype_and_a_pattern(tmp_path: P
     [
         (":widths=eight", "the width 'eight' is neither"),
         (":tp=two", "tp is 'two'"),
+        (":context=-1", "context is '-1'"),
         (":dtype=int8", "dtype is 'int8'; allowed are f32"),
         (":widths=1:widths=2", "has not the form"),
         (":only=qvk_proj*", "Close: qkv_proj"),
