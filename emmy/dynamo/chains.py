@@ -254,11 +254,12 @@ class _Builder:
             x = n.args[0]
             assert isinstance(x, Node)
             count = prod(shape(x)[i] for i in dims)
-            return Apply("div", (folded, Const(float(count)))) if n.target == aten.mean.dim else folded
+            return Apply("mul", (folded, Const(1 / count))) if n.target == aten.mean.dim else folded
         if n.target == aten._softmax.default:
             x = self.of(n.args[0])
             e = Apply("exp", (Apply("sub", (x, self._fold(n, x, MAX, last=True))),))
-            return Apply("div", (e, self._fold(n, e, SUM, last=True)))
+            total = self._fold(n, e, SUM, last=True)
+            return Apply("mul", (e, self._kept(Apply("div", (Const(1.0), total)), total.axes)))
         made = _ELEMENTWISE[n.target](*map(self.of, n.args))
         if made is None:
             raise _Refused(f"{n.target} of these arguments")
@@ -267,13 +268,17 @@ class _Builder:
             raise _Refused(f"an expression of more than {_MOST_NODES} parts")
         return made
 
-    def _fold(self, n: Node, body: Expr, monoid: Monoid, last: bool = False) -> Expr:
+    def _fold(self, n: Node, body: Expr, monoid: Monoid, last: bool = False) -> Read:
         axes = self.space.axes(shape(n)) if not last else self.space.axes(shape(n))[:-1]
         gone = tuple(a for a in self.space.axes(_argument(n)) if a not in axes)
         if not gone or set(axes_of(body)) & set(gone) != set(gone):
             raise _Refused("a reduction of what is the same along the reduced axis")
+        return self._kept(body, axes, tuple(Reduce(a, monoid) for a in gone))
+
+    def _kept(self, body: Expr, axes: tuple[str, ...], reduces: tuple[Reduce, ...] = ()) -> Read:
+        """A stage of its own, as it is read."""
         name = f"S{len(self.stages)}"
-        self.stages.append(Stage(name, axes, body, tuple(Reduce(a, monoid) for a in gone)))
+        self.stages.append(Stage(name, axes, body, reduces))
         return Read(name, axes)
 
 
