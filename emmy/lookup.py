@@ -10,8 +10,10 @@ from pathlib import Path
 from shlex import quote
 
 from emmy import config
+from emmy.codegen.build import plan_source
 from emmy.codegen.export import Part
-from emmy.errors import UsageError
+from emmy.costmodel.dataset import Dataset
+from emmy.errors import PlanError, UsageError
 from emmy.exporting import ExportedFiles, export_files
 from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
 from emmy.ir.ops import Op, parse_op
@@ -24,9 +26,11 @@ from emmy.runtime.launcher import LoadedPlan
 from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
 from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.session import fastest, near_winners
 from emmy.winner import Winner, find_winner, measured_rows
 
 log = logging.getLogger("emmy.lookup")
+_NEAREST = 6  # problems whose winners are tried on another
 
 
 def as_op(op: Op | str) -> Op:
@@ -66,6 +70,27 @@ def subject(
             )
             note = f"the default: {why}"
     return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
+
+
+def near_subjects(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> tuple[Subject, ...]:
+    """The op under winners of the nearest problems that were tuned, as far as code is generated for them: the nearest first.
+
+    They were not measured on this op; on one of nearly its sizes they are mostly better than the default.
+    """
+    op, target = as_op(op), load_target(gpu)
+    dataset = Dataset.of(home or config.home())
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        near = near_winners(op, fastest(snapshot, target))
+    out: list[Subject] = []
+    for other, schedule in near[:_NEAREST]:
+        s = Subject(op.key, op.program(), schedule, target, op, f"the winner of {other}", threads, "near")
+        try:
+            plan_source(s.plan, target)
+        except (PlanError, UsageError):
+            continue
+        out.append(s)
+    return tuple(out)
 
 
 def table(

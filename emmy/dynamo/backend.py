@@ -116,13 +116,17 @@ def _compile_aten(gm: GraphModule, example_inputs: Sequence[torch.Tensor], *, op
 
 
 def _made(key: str, gpu: str, device: torch.device, options: Options) -> TorchOp | EmmyError:
-    """The operator of an op, compiled; or why there is none."""
-    try:
-        op = torch_op(key, gpu=gpu, threads=options.threads, home=options.home)
-        op.prepare(device)
-    except EmmyError as e:
-        return e
-    return op
+    """The operator of an op, compiled; or why there is none. What a near problem's schedule cannot do, the default may."""
+    why = EmmyError()
+    for near in (True, False):
+        try:
+            op = torch_op(key, gpu=gpu, threads=options.threads, near=near, home=options.home)
+            op.prepare(device)
+        except EmmyError as e:
+            why = e
+        else:
+            return op
+    return why
 
 
 def _target(gm: GraphModule, options: Options) -> tuple[str, torch.device]:

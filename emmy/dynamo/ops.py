@@ -23,7 +23,7 @@ from emmy.ir.ops import Accumulate, Op
 from emmy.ir.program import Dim, Program, Sym, Value
 from emmy.ir.target import load_target
 from emmy.levels import Subject
-from emmy.lookup import as_op, load, subjects
+from emmy.lookup import as_op, load, near_subjects, subjects
 from emmy.runtime.launcher import LoadedPlan
 
 DTYPES: dict[DType, torch.dtype] = {
@@ -174,6 +174,10 @@ def _placed(t: torch.Tensor) -> torch.Tensor:
     return t if t.data_ptr() % _ALIGN == 0 else t.clone()
 
 
+def _origin(s: Subject) -> str:
+    return f"near, {s.note}" if s.origin == "near" else s.origin
+
+
 def _least_exact(found: Sequence[Subject]) -> Accumulate:
     order: tuple[Accumulate, ...] = ("f16", "hybrid", "f32")
     kinds = {accumulation(s.plan) for s in found}
@@ -186,11 +190,14 @@ def torch_op(
     gpu: str = "cpu",
     schedule: str | None = None,
     threads: int | None = None,
+    near: bool = True,
     home: Path | None = None,
 ) -> TorchOp:
     """The op for tensors of its sizes: `emmy.torch_op("matmul:8x512x256:f16:nk", gpu="h200")(a, b)`.
 
-    schedule: moves, or a table's text; None: the stored winner, else a predicted schedule, else the default one
+    schedule: moves, or a table's text; None: the stored winner, else a predicted schedule, else that of a near problem,
+              else the default one
+    near:     whether winners of near problems may be taken
     threads:  of a CPU; None: as many as torch uses
 
     Inference only. Raises UsageError, IllegalMove or NoSuchDevice; the plan is compiled by `prepare`, or the first call.
@@ -198,6 +205,8 @@ def torch_op(
     op = as_op(op)
     count = (threads or torch.get_num_threads()) if load_target(gpu).is_cpu else 1
     found = subjects(op, schedule, gpu=gpu, threads=count, home=home)
+    if near and found[0].origin == "default":
+        found = (*near_subjects(op, gpu=gpu, threads=count, home=home)[:1], *found)[:1]
     schedules = tuple(s.schedule for s in found)
     text = "\n".join((op.key, gpu, str(count), *schedules))
     name = f"{op.kind}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -206,6 +215,6 @@ def torch_op(
         p = op.program()
         names = tuple(v.name for v in p.inputs)
         _made[name] = TorchOp(
-            op, gpu, count, schedules, found[0].origin, _least_exact(found), name, p, names, given, home
+            op, gpu, count, schedules, _origin(found[0]), _least_exact(found), name, p, names, given, home
         )
     return _made[name]

@@ -34,7 +34,7 @@ def test_it_computes_what_the_op_says_on_tensors_by_place_or_name() -> None:
         torch.testing.assert_close(y, right(a, b, c))
     assert op.op.key == "matmul:8x24x32:f32:nk,bias,silu" and op.origin == "given" and len(op.schedules) == 1
     assert emmy.torch_op(op.op, threads=1, schedule="k0/split(n,core,8)") is op  # made once
-    assert emmy.torch_op("matmul:8x24x32:f32", threads=1).origin == "default"
+    assert emmy.torch_op("matmul:8x24x32:f32", threads=1, near=False).origin == "default"
 
 
 def test_torch_finds_nothing_wrong_with_the_operator() -> None:
@@ -128,3 +128,17 @@ def test_an_op_for_a_gpu_does_not_take_tensors_of_the_cpu() -> None:
     op = torch_op("matmul:128x128x64:f16:nk", gpu="h200")
     with pytest.raises(NoSuchDevice, match="made for h200; tensors are on cpu"):
         op(torch.zeros(128, 64).half(), torch.zeros(128, 64).half())
+
+
+def test_an_op_that_was_never_tuned_takes_the_winner_of_a_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    winners = (
+        ("matmul:8x24x48:f32:nk", "k0/split(n,core,6)"),
+        ("matmul:8x24x40:f32:nk", "k0/split(m,core,5)"),
+        ("matmul:8x24x33:f32:nk", "k0/split(n,core,8) k0/split(n,core,3)"),  # refused
+        ("geglu:8x24x32:f32:nk", "k0/split(m,core,1)"),
+    )
+    monkeypatch.setattr("emmy.lookup.fastest", lambda snapshot, target: winners)
+    op = torch_op("matmul:8x24x32:f32:nk,scale", threads=1)
+    assert (op.schedules, op.origin) == (("k0/split(m,core,5)",), "near, the winner of matmul:8x24x40:f32:nk")
+    a, b, _ = operands()
+    torch.testing.assert_close(op(a, b, torch.tensor(0.5)), 0.5 * a @ b.t())
