@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from emmy.api import bench, expand, explain, load, show, tune, verify
+    from emmy.api import bench, expand, explain, export, load, show, tune, verify
+    from emmy.dynamo import compile, torch_op  # both need torch
     from emmy.errors import EmmyError
     from emmy.ir.ops import matmul, parse_op
     from emmy.ir.target import load_target
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "EmmyError", "bench", "expand", "explain", "load", "load_target", "matmul", "parse_op", "show", "tune", "verify",
+    "EmmyError", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show",
+    "torch_op", "tune", "verify",
 ]  # fmt: skip
 
 _ROOM = {
     "EmmyError": "emmy.errors",
+    "compile": "emmy.dynamo",
     "load_target": "emmy.ir.target",
     "matmul": "emmy.ir.ops",
     "parse_op": "emmy.ir.ops",
-} | dict.fromkeys(("bench", "expand", "explain", "load", "show", "tune", "verify"), "emmy.api")
+    "torch_op": "emmy.dynamo",
+} | dict.fromkeys(("bench", "expand", "explain", "export", "load", "show", "tune", "verify"), "emmy.api")
 
 
 def __getattr__(name: str) -> object:

@@ -37,7 +37,7 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target, load_target
-from emmy.lookup import as_op, load, prediction, serving, show, subject, subjects, table, winner
+from emmy.lookup import as_op, export, load, prediction, serving, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, Predicted, settle
@@ -56,7 +56,7 @@ from emmy.workloads import op_texts
 
 __all__ = [
     "BenchResult", "VerifyReport", "as_op", "bench", "collect", "costmodel_curve", "costmodel_versions",
-    "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "load", "prediction",
+    "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
     "verify", "winner", "with_pdl",
 ]  # fmt: skip
@@ -409,7 +409,7 @@ def verify(
     measurer: Measurer | None = None,
     on_progress: Progress = lambda what, done, of: None,
 ) -> VerifyReport:
-    """The `top` best stored schedules of every op (or of `op`), compiled and checked against the reference once more.
+    """The `top` best stored schedules of every op (or of `op`, or those of a set), compiled and checked against the reference once more.
 
     Of an op that a table serves, those of each of its ranges, the table's own first.
     """
@@ -420,8 +420,9 @@ def verify(
     asked: list[Candidate] = []
     names = dict.fromkeys(r.op for r in stored)
     if op:
-        ranges = table(op, gpu=gpu, threads=threads, home=home)
-        names = dict.fromkeys((as_op(op).key, *(w.op for w in ranges)))
+        named = expand(op) if isinstance(op, str) else (op,)
+        ranges = [w for o in named for w in table(o, gpu=gpu, threads=threads, home=home)]
+        names = dict.fromkeys((*(o.key for o in named), *(w.op for w in ranges)))
         asked = [Candidate(w.op, w.range.schedule) for w in ranges]
     times = {name: by_schedule([r for r in stored if r.op == name]) for name in names}
     asked += [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from emmy.hostcc import Library
 
 LevelName = Literal["op", "loop", "tile", "steps", "kernel", "source", "static", "asm"]
-Origin = Literal["measured", "predicted", "default", "given"]  # of a schedule
+Origin = Literal["measured", "predicted", "near", "default", "given"]  # of a schedule
 LEVELS: tuple[LevelName, ...] = get_args(LevelName)
 
 HEADINGS: dict[LevelName, str] = {

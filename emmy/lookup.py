@@ -10,9 +10,14 @@ from pathlib import Path
 from shlex import quote
 
 from emmy import config
-from emmy.errors import UsageError
+from emmy.codegen.build import plan_source
+from emmy.codegen.export import Part
+from emmy.costmodel.dataset import Dataset
+from emmy.errors import PlanError, UsageError
+from emmy.exporting import ExportedFiles, export_files
 from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
 from emmy.ir.ops import Op, parse_op
+from emmy.ir.schedule import replay
 from emmy.ir.target import load_target
 from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
 from emmy.loading import load_plan, load_table
@@ -21,9 +26,11 @@ from emmy.runtime.launcher import LoadedPlan
 from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
 from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.session import fastest, near_winners
 from emmy.winner import Winner, find_winner, measured_rows
 
 log = logging.getLogger("emmy.lookup")
+_NEAREST = 6  # problems whose winners are tried on another
 
 
 def as_op(op: Op | str) -> Op:
@@ -63,6 +70,27 @@ def subject(
             )
             note = f"the default: {why}"
     return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
+
+
+def near_subjects(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> tuple[Subject, ...]:
+    """The op under winners of the nearest problems that were tuned, as far as code is generated for them: the nearest first.
+
+    They were not measured on this op; on one of nearly its sizes they are mostly better than the default.
+    """
+    op, target = as_op(op), load_target(gpu)
+    dataset = Dataset.of(home or config.home())
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        near = near_winners(op, fastest(snapshot, target))
+    out: list[Subject] = []
+    for other, schedule in near[:_NEAREST]:
+        s = Subject(op.key, op.program(), schedule, target, op, f"the winner of {other}", threads, "near")
+        try:
+            plan_source(s.plan, target)
+        except (PlanError, UsageError):
+            continue
+        out.append(s)
+    return tuple(out)
 
 
 def table(
@@ -164,3 +192,32 @@ def load(
 def _warn(text: str) -> None:
     """Logged once: a caller may load the same op for each of its layers."""
     log.warning(text)
+
+
+def export(
+    op: Op | str,
+    schedule: str | None = None,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    out: Path | str,
+    name: str | None = None,
+    data: bool = False,
+    home: Path | None = None,
+) -> ExportedFiles:
+    """The op as source that needs no Emmy, in the folder `out`: kernels, a launcher, a header, a main that checks it, a README.
+
+    schedule: as `load` takes it; of a table the launcher chooses the plan whose range holds the size
+    name:     of the function; by default made of the op's key
+    data:     also inputs and float64 answers for the main, of an open size at its upper end
+
+    Raises UsageError, IllegalMove, or PlanError when no code is generated for the plan.
+    """
+    op, target = as_op(op), load_target(gpu)
+    program = op.program()
+    if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):
+        symbol, ends = ranges[0].symbol, [(w.range, program.within(w.symbol, w.range.lo, w.range.hi)) for w in ranges]
+        parts = [Part(replay(part, r.schedule, target), r.schedule, (r.lo, r.hi)) for r, part in ends]
+        return export_files(op, parts, target, Path(out), name, symbol, data=data)
+    text = subject(op, schedule, gpu=gpu, threads=threads, home=home).schedule
+    return export_files(op, [Part(replay(program, text, target), text)], target, Path(out), name, data=data)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("op", nargs="+", help="ops, or a set: @projections, @gemma4-12b")
+    parser.add_argument("op", nargs="+", help="ops, or a set: @projections, @gemma4-12b, @config:PATH")
     add_gpu(parser)
     add_threads(parser)
     parser.add_argument("--schedule", metavar="S", help="measure this one, or this table, instead of what is stored")

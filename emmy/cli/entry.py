@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from emmy import __version__
-from emmy.cli import bench, cache, data, doctor, evaluate, explain, show, train, tune, verify
+from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, show, train, tune, verify
 from emmy.cli.verb import Verb, add_output
 from emmy.errors import EmmyError
 from emmy.report import Screen
@@ -21,6 +21,7 @@ VERBS: tuple[Verb, ...] = (
     bench.VERB,
     verify.VERB,
     explain.VERB,
+    export.VERB,
     train.VERB,
     evaluate.VERB,
     data.VERB,

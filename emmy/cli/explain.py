@@ -18,7 +18,7 @@ SHOWN_REFUSALS = 3  # of each move of the schedule
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("op", help="an op that was tuned")
+    parser.add_argument("op", help="an op that was tuned, or a set: @gemma4-12b, @config:PATH")
     parser.add_argument("--schedule", metavar="S", help="explain this one, or this table, instead of what is stored")
     add_gpu(parser)
     add_threads(parser)
@@ -29,11 +29,12 @@ def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
     where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
-    ranges = [(w.op, w.range.schedule) for w in api.table(args.op, args.schedule, **where)]
-    for op, schedule in ranges or [(args.op, args.schedule)]:
-        found = api.explain(op, schedule, **where)
-        screen.show("\n".join(_lines(found)))
-        screen.record("explanation", found)
+    for op in api.expand(args.op):
+        ranges = [(w.op, w.range.schedule) for w in api.table(op, args.schedule, **where)]
+        for part, schedule in ranges or [(op.key, args.schedule)]:
+            found = api.explain(part, schedule, **where)
+            screen.show("\n".join(_lines(found)))
+            screen.record("explanation", found)
     return 0
 
 

@@ -14,11 +14,14 @@ from emmy.report import Screen, dispatch_text, paint, show_ranges
 if TYPE_CHECKING:
     from emmy.levels import Level, Subject
     from emmy.search.ranges import RangeWinner
+    from emmy.workloads import AnyCase
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "op", help="an op, plan:NAME (pingpong, attention, norm_linear, splitk, cpu_packed, all), or @SET"
+        "op",
+        help="an op, plan:NAME (pingpong, attention, norm_linear, splitk, cpu_packed, all), or a set: @gemma4-12b, "
+        "@config:PATH[:widths=1,8,1..64][:tp=2][:dtype=f16][:only=qkv*]",
     )
     parser.add_argument(
         "schedule", nargs="?", help="moves in one quoted word (default: the stored winner, else the predicted one)"
@@ -129,12 +132,22 @@ def _list(name: str, screen: Screen) -> int:
         screen.rows("case", ({"op": text} for text in OPS[name]))
         return 0
     cases = load(name)
-    screen.rows("case", ({"case": c.id, "kind": c.kind, "op": c.op_text()} for c in cases))
+    screen.rows("case", (_case(c) for c in cases))
     unnamed = sum(c.op_text() is None for c in cases)
     screen.say(
         f"{len(cases)} cases" + (f", {unnamed} of them (-) of a kind that has no op text yet" if unnamed else "")
     )
     return 0
+
+
+def _case(c: AnyCase) -> dict[str, object]:
+    """A case as a row; one of a whole model's also says how often a step runs it, and instead of what."""
+    from emmy.workloads import DecoderCase
+
+    out: dict[str, object] = {"case": c.id, "kind": c.kind, "op": c.op_text()}
+    if not isinstance(c, DecoderCase):
+        return out
+    return {"case": c.id, "part": c.part, "form": c.form or "one", "count": c.count, "kind": c.kind, "op": c.op_text()}
 
 
 VERB = Verb(
@@ -148,6 +161,7 @@ VERB = Verb(
         "show matmul:512x1024x3840:f16 --gpu h200 --dump levels/",
         "show matmul:512x4096x3840:f16 --gpu rtx5090 --ir source",
         "show @gemma4-12b",
+        "show @config:models/llama/config.json:widths=1,8,512:tp=2",
     ),
     configure,
     run,

@@ -24,7 +24,9 @@ INTERRUPTED = 130
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "op", nargs="+", help="ops such as matmul:512x1024x3840:f32, or a set: @projections, @gemma4-12b"
+        "op",
+        nargs="+",
+        help="ops such as matmul:512x1024x3840:f32, or a set: @projections, @gemma4-12b, @config:PATH[:widths=1,8][:tp=2]",
     )
     add_gpu(parser)
     add_threads(parser)

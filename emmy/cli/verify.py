@@ -12,7 +12,9 @@ from emmy.report import Bar, Screen, counted
 def configure(parser: ArgumentParser) -> None:
     add_gpu(parser)
     add_threads(parser)
-    parser.add_argument("--op", help="only this op, or each range of a table (default: all that are stored)")
+    parser.add_argument(
+        "--op", help="only this op, or each range of a table, or those of a set (default: all that are stored)"
+    )
     parser.add_argument(
         "--top", type=positive, default=5, metavar="N", help="schedules of each op, the best first (default: 5)"
     )

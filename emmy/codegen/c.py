@@ -6,6 +6,7 @@ Decides nothing: what a kernel does is all in its IR. Must not know plans, sched
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import assert_never
@@ -50,8 +51,21 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 def emit(kernels: tuple[Kernel, ...]) -> str:
     """One self-contained C file: every launch of a plan, and `emmy_plan`, which lists them."""
+    return "\n".join([functions(kernels), _table(kernels)])
+
+
+def emit_several(plans: Sequence[tuple[Kernel, ...]], names: Sequence[str]) -> str:
+    """One C file of several plans, kernels bearing different names, and a table NAME of each, seen in this file alone."""
+    tables = [
+        _table(kernels, f"_{name}", f"static const EmmyPlan {name}") for kernels, name in zip(plans, names, strict=True)
+    ]
+    return "\n".join([functions(tuple(k for kernels in plans for k in kernels)), *tables])
+
+
+def functions(kernels: tuple[Kernel, ...]) -> str:
+    """A C function for each kernel, behind the helpers that they call and the types of `emmy/runtime/plan.h`."""
     printers = [_Printer(k) for k in kernels]
-    functions = [p.function() for p in printers]
+    bodies = [p.function() for p in printers]
     lanes = sorted({n for p in printers for n in p.lanes})
     squares = sorted({s for p in printers for s in p.squares})
     parts = [
@@ -61,7 +75,7 @@ def emit(kernels: tuple[Kernel, ...]) -> str:
         *(c_prelude.largest(n) for n in sorted({n for p in printers for n in p.largest})),
     ]
     header = (resources.files("emmy") / "runtime" / "plan.h").read_text(encoding="utf-8")
-    return "\n".join([header, *parts, *functions, _table(kernels)])
+    return "\n".join([header, *parts, *bodies])
 
 
 def _type(lanes: int) -> str:
@@ -245,20 +259,22 @@ def _views(body: tuple[Stmt, ...]) -> set[str]:
     return set(re.findall(r"(?:view|of|to)='(\w+)'", repr(body)))
 
 
-def _table(kernels: tuple[Kernel, ...]) -> str:
+def _table(kernels: tuple[Kernel, ...], suffix: str = "", declared: str = "const EmmyPlan emmy_plan") -> str:
     first = kernels[0]
     arguments = sum(b.is_argument for b in first.buffers)
     out = [
-        "static int64_t buffer_bytes(const int64_t *syms, int32_t buffer) {",
+        f"static int64_t buffer_bytes{suffix}(const int64_t *syms, int32_t buffer) {{",
         *_sizes(first.syms),
         "  switch (buffer) {",
     ]
     out += [f"    case {i}: return {show_int(_bytes(b))};" for i, b in enumerate(first.buffers)]
-    out += ["  }", "  return 0;", "}", "", f"static const EmmyLaunch launches[{len(kernels)}] = {{"]
+    out += ["  }", "  return 0;", "}", "", f"static const EmmyLaunch launches{suffix}[{len(kernels)}] = {{"]
     out += [f'  {{"{k.name}", {k.name}, {k.name}_blocks, {k.name}_scratch_bytes}},' for k in kernels]
-    out += ["};", "", _names("arguments", tuple(b.name for b in first.buffers[:arguments])), _names("syms", first.syms)]
+    out += ["};", "", _names(f"arguments{suffix}", tuple(b.name for b in first.buffers[:arguments]))]
+    out += [_names(f"syms{suffix}", first.syms)]
     counts = f"{arguments}, {len(first.buffers)}, {len(first.syms)}, {len(kernels)}"
-    out += [f"const EmmyPlan emmy_plan = {{EMMY_PLAN_VERSION, {counts}, arguments, syms, buffer_bytes, launches}};", ""]
+    held = ", ".join(f"{what}{suffix}" for what in ("arguments", "syms", "buffer_bytes", "launches"))
+    out += [f"{declared} = {{EMMY_PLAN_VERSION, {counts}, {held}}};", ""]
     return "\n".join(out)
 
 

@@ -35,6 +35,12 @@ VERSION = 2
 
 def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
     """The file's bytes for the kernels of a plan, launched in that order, and the cubin they were compiled to."""
+    lines = (*plan_lines(plan, kernels), f"cubin {len(cubin)}")
+    return "\n".join(lines).encode("ascii") + b"\n" + cubin
+
+
+def plan_lines(plan: Plan, kernels: tuple[GpuKernel, ...]) -> tuple[str, ...]:
+    """The lines before the cubin's: everything that a launch needs to know of the kernels."""
     syms = {f"len_{s.name}": i for i, s in enumerate(plan.program.syms)}
     lines = [f"emmy-gpu-plan {VERSION}"]
     lines += [f"sym {s.name} {s.lo} {s.hi}" for s in plan.guard]
@@ -53,8 +59,7 @@ def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
             lines.append(f"map {m.value} {dtypes.get(m.value) or _dtype(plan, m.value)} {words}")
         lines += [f"pass {b.name}" for b in k.buffers]
         lines += [f"size {plan.program.syms[syms[name]].name}" for name in k.syms]
-    lines.append(f"cubin {len(cubin)}")
-    return "\n".join(lines).encode("ascii") + b"\n" + cubin
+    return tuple(lines)
 
 
 def _dtype(plan: Plan, name: str) -> str:

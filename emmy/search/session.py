@@ -12,6 +12,7 @@ from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.registry import find, model_roots
 from emmy.costmodel.samples import generated_digest
+from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.program import upper
@@ -134,10 +135,7 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
-        winners = snapshot.query(
-            "SELECT op, arg_min(schedule, list_median(samples_us)) FROM measurement "
-            f"WHERE status = 'ok' AND target = '{request.target.name}' GROUP BY op ORDER BY op"
-        ).rows
+        winners = fastest(snapshot, request.target)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
     stored = find_winner([r for r in here if r.origin == "measured"], device.product)
     best = (stored.schedule,) if stored else ()
@@ -148,8 +146,7 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
         r for r in here if not _is_cured(r, request)
     ):  # the least time: what disturbs a measurement makes it slower
         known[r.schedule] = min((x for x in (known.get(r.schedule), r.time_us) if x is not None), default=None)
-    near = sorted((d, str(s)) for op, s in winners if (d := distance(request.op, str(op))) is not None)
-    first = tuple(dict.fromkeys(s for _, s in near))[:_NEAREST]
+    first = tuple(dict.fromkeys(s for _, s in near_winners(request.op, winners)))[:_NEAREST]
     if first and not known:
         on_event(Note(f"starting from the winners of {len(first)} near problems"))
     return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]), best=best)
@@ -181,6 +178,21 @@ def _is_cured(row: Measurement, request: Request) -> bool:
         return generated_digest(request.op, row.schedule, request.target) != row.source_digest
     except (PlanError, UsageError):
         return False  # refused still
+
+
+def fastest(snapshot: Snapshot, target: Target) -> tuple[tuple[str, str], ...]:
+    """(op, its schedule with the least time) of every op that was measured on the target."""
+    rows = snapshot.query(
+        "SELECT op, arg_min(schedule, list_median(samples_us)) FROM measurement "
+        f"WHERE status = 'ok' AND target = '{target.name}' GROUP BY op ORDER BY op"
+    ).rows
+    return tuple((str(op), str(schedule)) for op, schedule in rows)
+
+
+def near_winners(op: Op, winners: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Those (op, schedule) of other problems whose schedules may carry over to this one, the nearest first."""
+    near = sorted((d, s, other) for other, s in winners if (d := distance(op, other)) is not None)
+    return tuple((other, s) for _, s, other in near)
 
 
 def distance(op: Op, other_key: str) -> float | None:

@@ -1,6 +1,7 @@
-"""What is worth tuning: named sets of cases, and recorded spaces to try a search on."""
+"""What is worth tuning: named sets of cases, those of any dense decoder, and recorded spaces to try a search on."""
 
+from emmy.workloads.decoder_cases import DecoderCase, from_config
 from emmy.workloads.gemma4_12b import Case
-from emmy.workloads.sets import OPS, load, op_texts
+from emmy.workloads.sets import OPS, AnyCase, load, op_texts
 
-__all__ = ["OPS", "Case", "load", "op_texts"]
+__all__ = ["OPS", "AnyCase", "Case", "DecoderCase", "from_config", "load", "op_texts"]

@@ -1,15 +1,23 @@
-"""Named sets of cases: `@gemma4-12b` is all of them, `@gemma4-12b/q_proj*` those whose id matches. Knows no device."""
+"""Named sets of cases: `@gemma4-12b` is all of them, `@gemma4-12b/q_proj*` those whose id matches; `@config:PATH` those of
+any dense decoder that a Hugging Face config.json describes. Knows no device.
+
+    @config:PATH[:widths=1,8,64][:tp=2][:dtype=f16][:context=4096][:only=qkv*]      a width may be a range: widths=1..4096
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from emmy.errors import UsageError
+from emmy.ir.dtype import DTYPES, DType
 from emmy.workloads import gemma4_12b
+from emmy.workloads.decoder_cases import WIDTHS, DecoderCase, Width, from_config
 from emmy.workloads.gemma4_12b import Case
 
+AnyCase = Case | DecoderCase
 SETS: dict[str, Callable[[], tuple[Case, ...]]] = {"@gemma4-12b": gemma4_12b.cases}
 # Sets of ops alone. The projections are those of a Gemma-4-12B layer, of a size that a CPU measures in seconds.
 OPS: dict[str, tuple[str, ...]] = {
@@ -21,19 +29,65 @@ OPS: dict[str, tuple[str, ...]] = {
         "matmul:256x3840x15360:f32",  # mlp_down
     )
 }
+CONFIG = "@config:"
+_OPTIONS = ("widths", "tp", "dtype", "context", "only")
+_OPTION = re.compile(rf":(?={'|'.join(f'{o}=' for o in _OPTIONS)})")
+_WIDTH = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 
 
-def load(name: str) -> tuple[Case, ...]:
+def load(name: str) -> tuple[AnyCase, ...]:
     """The cases of a set, in its order. Raises UsageError for an unknown set or a pattern that matches no case."""
+    if name.startswith(CONFIG):
+        return _of_config(name)
     base, _, pattern = name.partition("/")
     if base not in SETS:
-        raise UsageError(f"no workload is named {base!r}. Workloads: {', '.join((*SETS, *OPS))}")
-    every = SETS[base]()
+        known = ", ".join((*SETS, *OPS, f"{CONFIG}PATH"))
+        raise UsageError(f"no workload is named {base!r}. Workloads: {known}")
+    return _matching(name, base, SETS[base](), pattern)
+
+
+def _matching(name: str, base: str, every: Sequence[AnyCase], pattern: str) -> tuple[AnyCase, ...]:
     found = tuple(case for case in every if fnmatchcase(case.id, pattern or "*"))
     if not found:
         close = difflib.get_close_matches(pattern, [case.id for case in every], n=3)
         hint = f" Close: {', '.join(close)}." if close else ""
         raise UsageError(f"{name!r}: none of the {len(every)} cases of {base} matches {pattern!r}.{hint}")
+    return found
+
+
+def _of_config(name: str) -> tuple[AnyCase, ...]:
+    """The cases that `@config:PATH` and its options name. Raises UsageError, for an option that cannot be read too."""
+    path, *said = _OPTION.split(name.removeprefix(CONFIG))
+    options = dict(word.split("=", 1) for word in said)
+    if not path or len(options) != len(said):
+        raise UsageError(
+            f"{name!r} has not the form {CONFIG}PATH[:widths=1,8,1..4096][:tp=2][:dtype=f16][:context=4096][:only=qkv*]"
+        )
+    widths = tuple(_width(name, w) for w in options["widths"].split(",")) if "widths" in options else WIDTHS
+    tp, context = (_count(name, options, o, default) for o, default in (("tp", "1"), ("context", "0")))
+    every = from_config(path, widths, tp, _dtype(name, options.get("dtype")), context)
+    return _matching(name, f"{CONFIG}{path}", every, options.get("only", ""))
+
+
+def _count(name: str, options: dict[str, str], option: str, default: str) -> int:
+    text = options.get(option, default)
+    if not text.isdecimal() or len(text) > 9:
+        raise UsageError(f"{name!r}: {option} is {text!r}; a number is needed")
+    return int(text)
+
+
+def _width(name: str, text: str) -> Width:
+    hit = _WIDTH.fullmatch(text.strip())
+    if not hit:
+        raise UsageError(f"{name!r}: the width {text!r} is neither a number nor a range such as 1..4096")
+    lo = int(hit[1])
+    return lo if hit[2] is None else (lo, int(hit[2]))
+
+
+def _dtype(name: str, text: str | None) -> DType | None:
+    found = next((d for d in DTYPES if d == text), None)
+    if text is not None and found is None:
+        raise UsageError(f"{name!r}: dtype is {text!r}; allowed are {', '.join(DTYPES)}")
     return found
 
 

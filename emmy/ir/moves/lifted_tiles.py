@@ -60,7 +60,9 @@ def _rows(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...
     """Rows of a block, for which some division among agents and some piece of the folded axis fit."""
     left = upper(plan.program.dim(s.axes[-2]))
     rows = (x for x in _ROWS if x < 2 * left or x == _ROWS[0])
-    return ((s.axes[-2], "grid", tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))),)
+    return (
+        (s.axes[-2], "grid", tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))),
+    )
 
 
 def _divisions(plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step: int) -> tuple[Choice, ...]:

@@ -1,0 +1,254 @@
+"""torch.compile(backend="emmy"): which kernels a graph becomes, what is left and why, and that the answers are torch's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import emmy
+from emmy.dynamo import CompiledModule, TorchOp, reports
+from emmy.errors import UsageError
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(s) / s[-1] ** 0.5 for s in shapes]
+
+
+W = dict(zip("gudqm", weights((48, 32), (48, 32), (32, 48), (32, 32), (96, 32)), strict=True))
+W |= dict(zip(("bias", "norm"), weights((32,), (32,)), strict=True))
+CAST = {(name, dtype): w.to(dtype) for name, w in W.items() for dtype in TOLERANCE}
+
+
+def of(name: str, x: Tensor) -> Tensor:
+    return CAST[name, x.dtype]
+
+
+def norm(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * of("norm", x).float()).type_as(x)
+
+
+def merged(x: Tensor) -> Tensor:
+    gate, up = F.linear(x, of("m", x)).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def merged_by_slices(x: Tensor) -> Tensor:
+    y = F.linear(x, of("m", x))
+    return y[..., 48:] * F.gelu(y[..., :48], approximate="tanh")
+
+
+# name -> (function of x[2,5,32], op keys with the dtype left open)
+GRAPHS: dict[str, tuple[Callable[[Tensor], object], list[str]]] = {
+    "a linear": (lambda x: F.linear(x, of("q", x)), ["matmul:10x32x32:{}:nk"]),
+    "a linear with bias, activation, scale, residual": (
+        lambda x: F.silu(F.linear(x, of("q", x), of("bias", x))) * 0.5 + x,
+        ["matmul:10x32x32:{}:nk,bias,silu,scale,residual"],
+    ),
+    "a product with a matrix": (lambda x: x[0] @ of("q", x), ["matmul:5x32x32:{}"]),
+    "a bias that is added": (lambda x: F.linear(x, of("q", x)) + of("bias", x), ["matmul:10x32x32:{}:nk,bias"]),
+    "a gated pair": (
+        lambda x: F.gelu(F.linear(x, of("g", x)), approximate="tanh") * F.linear(x, of("u", x)),
+        ["geglu:10x48x32:{}:nk"],
+    ),
+    "a gated pair in one weight": (merged, ["swiglu:10x48x32:{}:nk"]),
+    "a gated pair in one weight, by slices": (merged_by_slices, ["geglu:10x48x32:{}:nk"]),
+    "a norm": (norm, ["rms_norm:10x32:{}"]),
+    "torch's norm": (lambda x: F.rms_norm(x, (32,), of("norm", x), 1e-6), ["rms_norm:10x32:{}"]),
+    "a residual and its norm": (
+        lambda x: ((h := x + x.flip(0)), norm(h)),
+        ["rms_norm:10x32:{}:residual"],
+    ),
+    "a softmax": (lambda x: F.softmax(x, -1), ["softmax:10x32:{}"]),
+    "a gated product": (lambda x: F.silu(x) * x.flip(0), ["swiglu_mul:10x32:{}"]),
+    "a chain": (
+        lambda x: torch.exp(-x * x) * torch.tanh(x) + 1,
+        ["formula:m=10,n=32;X0[m,n]:{0};Y0[m,n]:{0}=exp(-X0[m,n]*X0[m,n])*tanh(X0[m,n])+1"],
+    ),
+    "a reduction and what is made of it": (
+        lambda x: x - x.amax(-1, keepdim=True),
+        ["formula:m=10,n=32;X0[m,n]:{0};S0[m]=max(n,X0[m,n]);Y0[m,n]:{0}=X0[m,n]-S0[m]"],
+    ),
+}
+
+
+def compiled(f: Callable[..., object], *inputs: object, **options: object) -> CompiledModule:
+    torch._dynamo.reset()
+    return emmy.compile(f, inputs, threads=1, **options)  # type: ignore[arg-type]
+
+
+def close(got: object, want: object, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+QUICK = ("a linear", "a norm")  # in the first tier: each kernel is compiled
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in GRAPHS])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(d, marks=pytest.mark.slow) for d in (torch.float16, torch.bfloat16))]
+)
+def test_a_graph_becomes_kernels_with_torchs_answers(name: str, dtype: torch.dtype) -> None:
+    f, keys = GRAPHS[name]
+    torch.manual_seed(2)
+    x = torch.randn(2, 5, 32).to(dtype)
+    call = compiled(f, x, check=True)
+    with torch.no_grad():
+        close(call(x), f(x), dtype)
+    (report,) = call.reports
+    short = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
+    assert [k.op for k in report.kernels] == [k.format(short) for k in keys]
+    assert not report.wrong and len(report.checked) == len(keys)
+    assert all(f.operator == "aten.flip" for f in report.fallbacks)
+
+
+def test_what_is_left_to_torch_is_named_with_a_reason() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = F.linear(x, W["q"]).double()
+        return (
+            torch.cumsum(y @ W["q"].double(), -1)
+            + torch.bmm(x, x.transpose(1, 2)).sum()
+            + F.linear(x[..., :0], W["q"][:, :0])
+        )
+
+    call = compiled(f, torch.randn(2, 5, 32))
+    (report,) = call.reports
+    reasons = {x.operator: x.reason for x in report.fallbacks}
+    assert reasons["aten.bmm"] == "products in batches are not looked for"
+    assert reasons["aten.cumsum"] == "no op of Emmy's computes it"
+    assert reasons["aten.mm"] in (
+        "it is empty",
+        "torch.float64 with sizes 10x32: f32, f16 or bf16 of known sizes is needed",
+    )
+    assert [k.op for k in report.kernels] == ["matmul:10x32x32:f32:nk"]
+    text = str(report)
+    assert "1 kernels of Emmy for cpu" in text and "torch: 1 x aten.bmm: products in batches" in text
+
+
+@pytest.mark.slow
+def test_a_result_that_is_read_elsewhere_is_not_swallowed() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = F.linear(x, W["g"]), F.linear(x, W["u"])
+        return F.silu(gate) * up, gate
+
+    x = torch.randn(2, 5, 32)
+    call = compiled(f, x)
+    close(call(x), f(x), torch.float32)
+    assert [k.op for k in call.reports[0].kernels] == ["matmul:10x48x32:f32:nk"] * 2 + ["swiglu_mul:10x48:f32"]
+
+
+@pytest.mark.slow
+def test_a_chain_does_not_close_over_what_torch_computes_in_between() -> None:
+    def f(x: Tensor) -> Tensor:
+        a = torch.tanh(x) * 2
+        return a + torch.cumsum(torch.exp(a), -1)
+
+    x = torch.randn(2, 5, 32)
+    call = compiled(f, x)
+    close(call(x), f(x), torch.float32)
+    assert [x.operator for x in call.reports[0].fallbacks] == ["aten.cumsum", "aten.add"]
+
+
+@pytest.mark.slow
+def test_an_input_that_is_changed_in_place_is_changed() -> None:
+    def f(x: Tensor) -> Tensor:
+        x.mul_(2).add_(1)
+        return F.linear(x, W["q"])
+
+    x = torch.randn(2, 5, 32)
+    call, y = compiled(f, x.clone()), x.clone()
+    close(call(y), F.linear(2 * x + 1, W["q"]), torch.float32)
+    close(y, 2 * x + 1, torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sizes_that_are_open_are_left_to_torch_with_the_way_out() -> None:
+    call = compiled(lambda x: F.linear(x, W["q"]), torch.randn(7, 32), dynamic=True)
+    x = torch.randn(9, 32)
+    close(call(x), F.linear(x, W["q"]), torch.float32)
+    assert not call.reports[-1].kernels
+    assert any("dynamic=False" in f.reason or "known sizes" in f.reason for f in call.reports[-1].fallbacks)
+
+
+def test_the_self_check_gives_a_wrong_kernel_back_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = TorchOp.__call__
+
+    def wrong(self: TorchOp, *tensors: Tensor) -> object:
+        y = right(self, *tensors)
+        if self.op.kind == "matmul":
+            assert isinstance(y, Tensor)
+            y.view(-1)[-1] += 0.01
+        return y
+
+    monkeypatch.setattr(TorchOp, "__call__", wrong)
+    x = torch.randn(2, 5, 32)
+    with caplog.at_level(logging.ERROR, "emmy.dynamo"):
+        call = compiled(lambda x: norm(F.linear(x, W["q"])), x, check=True)
+    (report,) = call.reports
+    assert [k.op for k in report.kernels] == ["rms_norm:10x32:f32"]
+    assert len(report.wrong) == 1 and "matmul:10x32x32:f32:nk" in report.wrong[0] and "WRONG" in str(report)
+    assert [f.reason for f in report.fallbacks] == ["its kernel's answer was wrong"]
+    assert "wrong answer" in caplog.text
+    monkeypatch.undo()
+    close(call(x), norm(F.linear(x, W["q"])), torch.float32)
+
+
+def test_a_kernel_that_cannot_be_made_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: TorchOp, device: torch.device) -> None:
+        raise UsageError("no such thing")
+
+    monkeypatch.setattr(TorchOp, "prepare", refuse)
+    x = torch.randn(2, 5, 32)
+    call = compiled(lambda x: F.linear(x, W["q"]), x)
+    close(call(x), F.linear(x, W["q"]), torch.float32)
+    assert [f.reason for f in call.reports[0].fallbacks] == ["no kernel of matmul:10x32x32:f32:nk: no such thing"]
+
+
+@pytest.mark.slow
+def test_parameters_that_require_gradients_are_refused_with_the_way_out() -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(32, 32, bias=False)
+    call = torch.compile(layer, backend="emmy", options={"threads": 1})
+    with pytest.raises(Exception, match=r"requires a gradient.*torch\.no_grad"):
+        call(torch.randn(4, 32))
+    with torch.no_grad():
+        close(call(torch.ones(4, 32)), layer(torch.ones(4, 32)), torch.float32)
+    assert reports()[-1].kernels[-1].op == "matmul:4x32x32:f32:nk"
+
+
+def test_an_option_that_is_unknown_is_refused() -> None:
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: x * 2, backend="emmy", options={"gpus": "h200"})
+    with pytest.raises(Exception, match="options of the backend are gpu, threads, check"), torch.no_grad():
+        call(torch.ones(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_layer_of_gemma_4s_form_has_eagers_answer(dtype: torch.dtype) -> None:
+    from experiments.decoder_layer import Sizes, layer_and_inputs
+
+    layer, inputs = layer_and_inputs(Sizes(64, 96, 4, 2, 16), 9, dtype, "cpu")
+    call = compiled(layer, *inputs, check=True)
+    close(call(*inputs), layer(*inputs), dtype)
+    (report,) = call.reports
+    kinds = [k.op.partition(":")[0] for k in report.kernels]
+    assert (kinds.count("geglu"), kinds.count("matmul")) == (1, 5)
+    assert kinds.count("rms_norm") == 3
+    assert len(report.checked) == len(report.kernels) and not report.wrong
+    assert {f.operator for f in report.fallbacks} <= {
+        "aten.cat",
+        "aten.neg",
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+    }
