@@ -52,11 +52,16 @@ class Case:
 
     def op_text(self) -> str | None:
         """The op this case is, or None while no op expresses its kind. Fused and cut forms are schedules of one op."""
+        words: tuple[str, ...] = ()
         match self.kind:
             case "matmul":
                 op, n, k = "matmul", "N", "K"
             case "mlp_geglu":
                 op, n, k = "geglu", "N_inter", "K_hidden"
+            case "norm_linear":  # one kind has two formulas, told apart by its names
+                op, n, k = "geglu_linear" if self.id.startswith("mlp_down_fused") else "norm_linear", "N", "K"
+            case "linear_norm":
+                op, n, k, words = "matmul", "N", "K", (*self.flags, "sum_squares")
             case "rms_norm" | "reduce" | "pointwise":
                 return self._row_op()
             case "rope":
@@ -66,8 +71,8 @@ class Case:
             case _:
                 return None
         m = SYMBOLIC_M if self.dynamic_m else str(self.dims["M"])
-        options = ":nk" if self.weight_layout == "nk" else ""
-        return f"{op}:{m}x{self.dims[n]}x{self.dims[k]}:{self.dtype}{options}"
+        options = ",".join((*(("nk",) if self.weight_layout == "nk" else ()), *words))
+        return f"{op}:{m}x{self.dims[n]}x{self.dims[k]}:{self.dtype}" + (f":{options}" if options else "")
 
     def _row_op(self) -> str:
         """The op of rows. Norms of heads have a row for each head of a token.
