@@ -38,7 +38,7 @@ class Swap(Move):
         for la in plan.launches:
             for w in la.tile.works:
                 move = cls(la.name, None, w.stage)
-                if move.refuse(plan, target) is None and swap_suits(plan, plan.program.stage(w.stage), target):
+                if move.refuse(plan, target) is None and swap_suits(plan, la, plan.program.stage(w.stage), target):
                     yield Site(move)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
