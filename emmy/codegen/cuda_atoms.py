@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from emmy.codegen.cuda_cluster import Exchanged, exchanged
@@ -31,6 +32,8 @@ class Fold(ABC):
     __slots__ = ()
     widest = 8  # elements that a thread finishes at once of sums that it gathers
     shared = False  # whether warps fold shares of one element, which meet in shared memory
+    makes: tuple[str, ...] = ()  # stages that it makes on the way to its instructions
+    rides: Mapping[str, Fold] = MappingProxyType({})  # folds of what it loads, by stage
 
     @abstractmethod
     def open(self) -> tuple[Stmt, ...]:

@@ -4,8 +4,9 @@ Rows of an instruction are 16 columns n of B, its columns up to 8 rows m of A. A
 long as both operands make the same: lane c of four holds k = 8 c .. 8 c + 7 of 32, which serve two instructions of 16, so
 that it loads 16 bytes of A, and of a row of B that lies along k, at once. Where B lies along n, a lane loads rows
 k .. k + 7 of a piece of columns, and pairs of rows are zipped into operands. Loads of `slots` steps are under way while
-earlier ones are multiplied. Warps fold shares of k; their sums meet in shared memory, are added in order, one element a
-thread. Rows beyond the last repeat it, columns beyond the last too; nobody stores their sums.
+earlier ones are multiplied. A may be made of what is loaded (`cuda_on_the_way.py`). Warps fold shares of k; their sums meet in
+shared memory, are added in order, one element a thread. Rows beyond the last repeat it, columns beyond the last too; nobody
+stores their sums.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import product
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_atoms import Fold
 from emmy.codegen.cuda_copy import only
+from emmy.codegen.cuda_on_the_way import WORDS, Rows, rows
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_values import Folds, Spread, States
 from emmy.codegen.kernel import (
@@ -58,7 +60,7 @@ class Direct(Fold):
     w: Walk
     products: tuple[tuple[Stage, str], ...]
     atom: Atom
-    a: str
+    rows: Rows
     along_k: bool
     tiles: int
     steps: int
@@ -69,6 +71,14 @@ class Direct(Fold):
     preloaded: _Source | None = None  # where the operands are of which the first of B are under way
 
     # ------------------------------------------------------------ sizes
+    @property
+    def makes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.rows.a,) if self.rows.made else ()
+
+    @property
+    def rides(self) -> Mapping[str, Fold]:  # type: ignore[override]
+        return self.rows.sums
+
     @property
     def widest(self) -> int:  # type: ignore[override]
         return 1  # there are few elements, and many shares of each
@@ -136,7 +146,7 @@ class Direct(Fold):
             zero = (Store(self._sums(stage), IntVar("s"), Num(0.0)),)
             out += (Regs(self._sums(stage), "f32", count), *unrolled("s", count, zero))
         operands = (Regs(self._held(b), "b32", self.slots * self.words) for _, b in self.products)
-        return (*out, *operands, Regs(self._held(self.a), "b32", self.slots * 4))
+        return (*out, *operands, *self.rows.regs(self.slots))
 
     def compute(self) -> tuple[Stmt, ...]:
         """A first fill of all slots; then every step is multiplied and its slot refilled, until no loads are left."""
@@ -144,6 +154,7 @@ class Direct(Fold):
         slots, rest = self.slots, self.steps - self.slots
         laps, left = divmod(rest, slots)
         out = () if self.preloaded else (*source.lets, *self._fill_b(source, 0, slots, Int(0)))
+        out += self.rows.begin()
         self.preloaded = None
         out += self._fill_a(source, 0, slots, Int(0))
         if laps:
@@ -206,10 +217,11 @@ class Direct(Fold):
 
         k_at = named(f"{k}_at", plus(w.scope[k].lo, w.warp_offset(k), times(bits(w.lane(), 3), Int(_VECTOR))))
         start, ragged = (k_at, None) if self._k_full() else (Int(0), k_at)
-        row = plus(w.scope[m].lo, self._group())
-        if not w.scope[m].full:
-            row = least(row, plus(w.scope[m].end, Int(-1)))
-        a = view(self.a, plus(self._others(self.a, m, k), times(row, w.stride(self.a, m)), start))
+        row, a = self.rows.row, dict[str, str]()
+        for v in self.rows.loads:
+            beside = self._others(v, m, k)
+            rows = times(row, w.stride(v, m)) if m in w.plan.program.value(v).axes else Int(0)
+            a[v] = view(v, plus(beside, rows, start))
         lane = self._group() if self.along_k else times(self._group(), Int(self.vector))
         column = plus(w.scope[n].lo, w.warp_offset(n), lane)
         jumps = [(j, h) for j in range(self.tiles) for h in range(2 if self.along_k else 1)]
@@ -235,12 +247,14 @@ class Direct(Fold):
         """The operands from a step on, as pointers: what is added to them are numbers that fit an instruction."""
         along = times(step, Int(STEP))
         names = {
-            name: self.w.fresh(f"{name}_step") for name in dict.fromkeys((source.a, *(v for v, _ in source.b.values())))
+            name: self.w.fresh(f"{name}_step")
+            for name in dict.fromkeys((*source.a.values(), *(v for v, _ in source.b.values())))
         }
-        by = {name: along if name == source.a or self.along_k else times(along, source.width) for name in names}
+        rows = set(source.a.values())
+        by = {name: along if name in rows or self.along_k else times(along, source.width) for name in names}
         lets = tuple(View(new, name, by[name]) for name, new in names.items())
         b = {at: (names[v], jump) for at, (v, jump) in source.b.items()}
-        return replace(source, lets=lets, a=names[source.a], b=b)
+        return replace(source, lets=lets, a={v: names[x] for v, x in source.a.items()}, b=b)
 
     def _k_full(self) -> bool:
         """Whether every step of every warp exists."""
@@ -261,16 +275,19 @@ class Direct(Fold):
         return tuple(out)
 
     def _load_a(self, source: _Source, slot: Whole, step: Whole) -> tuple[Stmt, ...]:
-        to, from_ = Ref(self._held(self.a), times(slot, Int(4))), Ref(source.a, source.along(step))
-        if source.ragged is None:
-            return (Do("emmy_ldg_b128", (to, from_)),)
-        exists = below(plus(source.ragged, times(step, Int(STEP))), source.length)
-        return (Do("emmy_ldg_b128_if", (to, from_, exists)),)  # zeros: B's last elements repeat
+        ends = () if source.ragged is None else (below(plus(source.ragged, times(step, Int(STEP))), source.length),)
+        helper = "emmy_ldg_b128_if" if ends else "emmy_ldg_b128"  # zeros: B's last elements repeat
+        return tuple(
+            Do(helper, (Ref(self.rows.held(v), times(slot, Int(WORDS))), Ref(view, source.along(step)), *ends))
+            for v, view in source.a.items()
+        )
 
     def _multiply(self, slot: Whole) -> tuple[Stmt, ...]:
         """The two instructions along k of every 16 columns of a slot."""
-        w, out = self.w, list[Stmt]()
-        dtype, size = w.plan.program.value(self.a).dtype, self.vector // 2
+        w = self.w
+        made, operand = self.rows.operand(slot)
+        out = list(made)
+        dtype, size = w.plan.program.value(self.rows.a).dtype, self.vector // 2
         every = product(range(2), range(self.tiles), range(self.instructions), self.products)
         for half, j, i, (stage, value) in every:
 
@@ -288,7 +305,7 @@ class Direct(Fold):
                     pair = (word(first, i), word(first + 1, i))
                     out.append(Store(rows, Int(q), Call(f"{('low', 'high')[q % 2]}_halves", pair)))
             to = Ref(self._sums(stage), Int((j * self.instructions + i + half * (self.chains - 1)) * 4))
-            b = Ref(self._held(self.a), plus(times(slot, Int(4)), Int(2 * half)))
+            b = Ref(operand.view, plus(operand.at, Int(2 * half)))
             out.append(Do(f"emmy_mma_f32_{dtype}", (to, Ref(rows, Int(0)), b)))
         return tuple(out)
 
@@ -369,13 +386,13 @@ class Direct(Fold):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A lane's operands in memory: where A and each of B's rows or columns begin, and how far on from there.
+    """A lane's operands in memory: where rows for A and each of B's rows or columns begin, and how far on from there.
 
     ragged: the lane's first k, where steps may lie beyond the end; views then begin at k = 0.
     """
 
     lets: tuple[Stmt, ...]
-    a: str
+    a: Mapping[str, str]
     b: Mapping[tuple[str, int, int], tuple[str, Whole]]
     ragged: Whole | None
     length: Whole
@@ -415,7 +432,7 @@ def direct(w: Walk, works: tuple[Work, ...]) -> Direct | None:
         w,
         tuple(zip(stages, seconds, strict=True)),
         atom,
-        firsts[0],
+        rows(w, stage, firsts[0]),
         w.plan.program.value(seconds[0]).axes[-1] == k,
         size[n] // atom.n,
         steps,

@@ -296,7 +296,7 @@ class _Expand:
         steps = expect_first(self._as_one(_flat(steps)))
         taken: set[int] = set()
         for i, s in enumerate(steps):
-            if i in taken:
+            if i in taken or (isinstance(s, Compute) and any(s.stage in fold.makes for fold in self.sums.values())):
                 continue
             if isinstance(s, Open | Close | StoreState) or (isinstance(s, Compute) and s.stage not in self.sums):
                 stmts, used = self._elements(i, steps)
@@ -486,7 +486,8 @@ class _Expand:
                 self.sums[s.stage] = lifted(w, w.launch.tile.work(s.stage), self.kept)
                 return self.sums[s.stage].open(), set()
             works = tuple(map(w.launch.tile.work, self._beside(s.stage)))
-            self.sums[s.stage] = direct(w, works) or contraction(w, works, KINDS)
+            ride = next((fold.rides[s.stage] for fold in self.sums.values() if s.stage in fold.rides), None)
+            self.sums[s.stage] = ride or direct(w, works) or contraction(w, works, KINDS)
             return self.sums[s.stage].open(), set()
         chain, used = self._chain(i, steps)
         if isinstance(s, Compute):
@@ -495,7 +496,10 @@ class _Expand:
         fold = self.sums.pop(s.stage)
         self.closed.discard(s.stage)
         if fold.shared:
-            return self._dealt(chain, stage.axes, fold.gathered(), fold.widest), used
+            folds = dict(fold.gathered())
+            for row in fold.rides:
+                folds |= self.sums.pop(row).gathered()
+            return self._dealt(chain, stage.axes, folds, fold.widest), used
         lift = self._lift_of(chain)
         if lift is not None and isinstance(fold, Contraction):
             stage, value = lift
@@ -552,6 +556,8 @@ class _Expand:
         p, first = self.w.plan.program, steps[i]
         assert isinstance(first, Close | StoreState | Compute)
         axes, made, folded = p.stage(first.stage).axes, {first.stage}, self._beside(first.stage)
+        if first.stage in self.sums:
+            folded = (*folded, *self.sums[first.stage].rides)
         chain: list[Done] = [first]
         used: set[int] = set()
         for j in range(i + 1, len(steps)):
@@ -575,6 +581,8 @@ class _Expand:
             return s.stage in folded
         stage, here = self.w.plan.program.stage(s.stage), {k.stage for k in self.w.launch.tile.works}
         fits = stage.every == axes and self._is_statistic(stage) if stage.reduces else same_rows(stage.axes, axes)
+        if not stage.reduces and set(stage.axes) <= set(axes[:-1]):
+            fits = not self.w.plan.stored(stage, self.w.launch)
         return fits and all(v in made or v not in here for v in stage.reads)
 
     def _is_statistic(self, s: Stage) -> bool:

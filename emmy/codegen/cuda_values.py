@@ -312,11 +312,12 @@ class Chain:
         if isinstance(e, Axis) and e.name in sums:
             self.held[Read(stage.out, stage.axes)] = sums[e.name]
             return ()
-        name, i = self.w.fresh(f"{stage.out}_here"), counter("e", spread.width)
+        n = spread.width if stage.axes[-1:] == spread.axes[-1:] else 1  # one number of the row
+        name, i = self.w.fresh(f"{stage.out}_here"), counter("e", n)
         lets: list[Stmt] = []
         element = Store(name, i, self.number(e, i, spread, sums, named(self.w, lets)))
         self.held[Read(stage.out, stage.axes)] = Ref(name, Int(0))
-        return Regs(name, "f32", spread.width), *unrolled("e", spread.width, (*lets, element))
+        return Regs(name, "f32", n), *unrolled("e", n, (*lets, element))
 
     def number(
         self, e: Expr, i: Whole, spread: Spread, sums: Mapping[str, Ref], name_it: Callable[[Number], Number]

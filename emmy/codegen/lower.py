@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from emmy.codegen import sync
 from emmy.codegen.steps import (
@@ -142,7 +143,9 @@ class _Walk:
         steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
         if t.order.kind == "streamk":
             steps = sync.helped(steps, self.role)
-        return sync.after_launch_wait(self.plan, self.launch, self.sync, steps) if self.launch.early else steps
+        if self.launch.early:
+            return sync.after_launch_wait(self.plan, self.launch, self.sync, steps)
+        return sync.letting_next(self.plan, self.launch, steps)
 
     def after(self) -> tuple[Step, ...]:
         """The steps of each tile when all are made."""
@@ -205,8 +208,7 @@ class _Walk:
         walked: tuple[Step, ...] = (For(i, loop, body),) if body else ()
         self.opened -= {w.stage for w in opening}
         opens = (Open(w.stage) for w in opening)
-        closes = (s for group in groups(p, opening) for s in self.close(group))
-        return (*opens, *before, *walked, *after, *closes)
+        return (*opens, *before, *walked, *after, *self.closes(groups(p, opening)))
 
     def begun_first(self, i: int, w: Work, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
         """A work made for the first piece of loop i, by all agents; from then on each begins the next when one is done.
@@ -261,16 +263,35 @@ class _Walk:
         return (*computes, *self.store(group[0]))
 
     def close(self, group: tuple[Work, ...]) -> tuple[Step, ...]:
-        t, p, shared = self.launch.tile, self.plan.program, tuple[Step, ...]()
-        names, stage, combine = tuple(w.stage for w in group), p.stage(group[0].stage), group[0].combine
-        again = bool(self.in_time) or t.order.kind != "static"
-        if (not combine and sharers(self.plan, t.nest, stage) > 1) or _turned(self.plan, group[0]):
-            shared = sync.gathered(names, self.role, again)
+        return self.closes((group,))
+
+    def closes(self, opened: tuple[tuple[Work, ...], ...]) -> tuple[Step, ...]:
+        """Ends of works that were opened together, in groups side by side: those that share sums meet once for all."""
+        t, out = self.launch.tile, list[Step]()
+        ways = [self.way(group) for group in opened]
+        if inside := tuple(
+            w.stage for group, way in zip(opened, ways, strict=True) for w in group if way == "gathered"
+        ):
+            out += sync.gathered(inside, self.role, bool(self.in_time) or t.order.kind != "static")
+        if across := tuple(
+            w.stage for group, way in zip(opened, ways, strict=True) for w in group if way == "exchanged"
+        ):
+            out += sync.exchanged(across)
+        for group in opened:
+            if self.plan.workspace(group[0].stage) and not group[0].combine:
+                out += (StoreState(w.stage) for w in group)
+            else:
+                out += (s for w in group for s in (Close(w.stage), *self.store(w)))
+        return tuple(out)
+
+    def way(self, group: tuple[Work, ...]) -> Literal["", "gathered", "exchanged"]:
+        """How the sums of works side by side become whole: among agents of the block, or among blocks of a cluster."""
+        t, p, combine = self.launch.tile, self.plan.program, group[0].combine
+        stage = p.stage(group[0].stage)
         if not combine and not folds_results(p, t.works, stage) and sharing_blocks(self.plan, t) > 1:
-            shared = sync.exchanged(names)
-        if self.plan.workspace(names[0]) and not combine:
-            return (*shared, *map(StoreState, names))
-        return (*shared, *(s for w in group for s in (Close(w.stage), *self.store(w))))
+            return "exchanged"
+        shared = not combine and sharers(self.plan, t.nest, stage) > 1
+        return "gathered" if shared or _turned(self.plan, group[0]) else ""
 
     def store(self, w: Work) -> tuple[Step, ...]:
         stored = self.plan.stored(self.plan.program.stage(w.stage), self.launch)

@@ -391,6 +391,12 @@ def after_launch_wait(plan: Plan, launch: Launch, sync: Sync, steps: tuple[Step,
     return (LetNext(), *steps[:begin], *ahead, *loads, LaunchWait(), *held, *rest)
 
 
+def letting_next(plan: Plan, launch: Launch, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps of a launch that itself begins when others have ended, before one of its plan that need not."""
+    after = any(la.early and launch.name in la.depends_on for la in plan.launches)
+    return (LetNext(), *steps) if after else steps
+
+
 def _is_one_with_open(launch: Launch, s: Step) -> bool:
     """Whether a fold that was just opened begins with a step: another's opening, parts, or elements that no instruction takes."""
     return isinstance(s, FoldParts | Open) or (isinstance(s, Compute) and not launch.tile.work(s.stage).atoms)
@@ -402,7 +408,7 @@ def _preloaded(plan: Plan, launch: Launch, s: Step) -> tuple[Step, ...]:
         works = (plan.program.stage(w.stage) for w in launch.tile.works if not w.combine)
         return tuple(Preload(x.out) for x in works if any(map(plan.program.is_fixed, outermost(x.body))))
     while isinstance(s, For) and s.loop.level in SIDE and all(isinstance(x, For | Compute) for x in s.body):
-        s = s.body[0]
+        s = next((x for x in s.body if isinstance(x, Compute) and launch.tile.work(x.stage).atoms), s.body[0])
     if not isinstance(s, Compute):
         return ()
     direct = any(ATOMS[a.name].direct for a in launch.tile.work(s.stage).atoms)

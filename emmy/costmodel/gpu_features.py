@@ -37,6 +37,7 @@ _MOVING = (
 )  # fmt: skip
 NAMES = (*_SHARING, *_MOVING)
 
+_EARLY = 0.5  # of what a launch adds, one that begins early: nominal
 _NOTHING = 2.0**-20  # of the roofline: a time that does not matter, where there may be none
 
 
@@ -48,7 +49,7 @@ def gpu_features(
         return dict.fromkeys(NAMES, nan)
     roof = roofline_us(cost, target, plan.program.dtype)
     tile = launch.tile
-    later_us = LAUNCH_US * (len(plan.launches) - 1)
+    later_us = sum(LAUNCH_US * (_EARLY if la.early else 1.0) for la in plan.launches[1:])
     cluster = cluster_size(plan, tile.nest)
     blocks = float(prod(plan.count(tile.nest, i) for i in range(tile.n_block_loops)))
     transports = {c.transport for c in tile.channels}

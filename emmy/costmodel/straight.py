@@ -18,6 +18,7 @@ from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import sharers, sharing_blocks, warps
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.moves.direct_tiles import ROWS, STEP, vector_bytes
+from emmy.ir.on_the_way import row_values
 from emmy.ir.plan import Atom, Launch, Plan, Work
 from emmy.ir.program import Stage, Value, upper
 
@@ -37,9 +38,11 @@ def traffic(plan: Plan, launch: Launch, work: Work, atom: Atom) -> Traffic:
     serial = prod(plan.count(nest, i) for i, x in enumerate(nest) if x.level == "serial")
     rows, columns, steps = min(ROWS, m_size), plan.extent(nest, n), plan.extent(nest, k) // STEP
     item = size_bytes(b.dtype)
-    # Every warp brings its rows of A for its columns; blocks of other rows bring B again.
+    # Every warp brings its rows for A for its columns; blocks of other rows bring B again.
     matrices = prod(plan.count(nest, i) for i, y in enumerate(nest) if y.axis not in (m, n, k))
-    fetched = float(matrices * item * (n_b * walked[m] * n_size * k_size + walked[n] * m_size * k_size))
+    alone, loaded = m_size * k_size, row_values(plan, launch, stage)
+    brought = sum(alone if m in program.value(v).axes else walked[m] * k_size for v in loaded)
+    fetched = float(matrices * item * (n_b * walked[m] * n_size * k_size + walked[n] * brought))
     slots, agents = min(work.unroll, steps), warps(plan, nest)
     along_k = b.axes[-1] == k
     reads, fills = _shared(plan, launch, stage, atom, rows, along_k)

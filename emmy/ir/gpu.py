@@ -12,6 +12,7 @@ from math import gcd, prod
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
+from emmy.ir.on_the_way import made_here, row_values
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import AGENTS, SIDE, Atom, Channel, Launch, Loop, Plan, Tile, Work, Workspace, folds_results
 from emmy.ir.program import Dim, Program, Stage, Sym, swapped
@@ -320,9 +321,17 @@ def registers_at_launch(plan: Plan, launch: Launch, target: Target) -> int:
     return min(target.max_regs_thread, target.regs_sm // 4 // (here * WARP) // 8 * 8)
 
 
-def direct_step(n: int, right: int = 1) -> int:
-    """Registers of a thread for the operands of one step of the direct atom: 32 along k of n columns of each B and a row of A."""
-    return right * (n // 2) + 4
+def direct_step(n: int, right: int = 1, rows: int = 1) -> int:
+    """Registers of a thread for the operands of one step of the direct atom: 32 along k of n columns of each B and of rows of A.
+
+    rows: values of which A is made, each loaded; 1 where it is loaded itself
+    """
+    return right * (n // 2) + 4 * rows
+
+
+def making_registers(rows: int) -> int:
+    """Those for a step's elements of a row of A as numbers, and of so many values that they are made of."""
+    return 8 * (rows + 1)
 
 
 def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: tuple[str | None, str, str]) -> int:
@@ -333,7 +342,10 @@ def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: t
     need = atom_registers(atom.name, m, n, k, of) + _OTHER_REGISTERS
     if atom.name == "direct":
         # steps whose loads are under way; an instruction's operand, addresses
-        need += (work.unroll - 1) * direct_step(n, of[1]) + 8
+        rows = len(row_values(plan, launch, plan.program.stage(work.stage)))
+        need += (work.unroll - 1) * direct_step(n, of[1], rows) + 8
+        if made_here(plan, launch, plan.program.stage(work.stage)):
+            need += making_registers(rows) + 4 * (rows - 1)
     for c in launch.tile.channels:
         if c.transport == "ldg":
             size = transfer_bytes(plan, nest[: c.at + 1], c.value)

@@ -277,6 +277,10 @@ class Plan:
                 out.append(x)
         return replace(self, launches=tuple(out))
 
+    def arrives(self, launch: Launch, value: str) -> bool:
+        """Whether a launch finds a value whole in memory: an input, or what a launch before it made."""
+        return all(w.stage != value for w in launch.tile.works)
+
     def stored(self, stage: Stage, launch: Launch) -> bool:
         """True when the stage's value leaves the launch: an output, or read by another one."""
         others = (w for la in self.launches if la.name != launch.name for w in la.tile.works if not w.combine)
@@ -318,8 +322,11 @@ def refilled(program: Program, tile: Tile, at: int, works: tuple[Work, ...]) -> 
 
 
 def folds_results(program: Program, works: tuple[Work, ...], stage: Stage) -> bool:
-    """Whether a stage folds elements that other works of the tile make: a statistic of them, such as a sum of squares of a row."""
-    return bool(stage.reduces) and any(w.stage in stage.reads and w.stage != stage.out for w in works)
+    """Whether a stage folds elements that other works of the tile make, each once: a statistic of them, such as a sum of squares."""
+    made = {w.stage for w in works} - {stage.out}
+    return bool(stage.reduces) and any(
+        v in made and set(program.value(v).axes) == set(stage.every) for v in stage.reads
+    )
 
 
 def axes_walked(program: Program, w: Work) -> tuple[str, ...]:

@@ -163,6 +163,8 @@ def row_axes(p: Program, stages: tuple[str, ...], combined: tuple[str, ...] = ()
         folds = m is not None and s.out not in combined
         if folds and (s.every != axes or len(s.folded) != 1 or not s.axes or not _of_elements(s)):
             return None
+        if folds and not any(set(axes_of(r)) == set(axes) for r in outermost(s.body)):
+            return None  # a product, which has something else to read again
         if m is not None and (len(m.state) != 1 or m.lift):
             return None
         if not folds and s.axes not in (axes, axes[:-1]):

@@ -19,7 +19,9 @@ from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Glu
+from emmy.ir.ops.glu_linear import GluLinear
 from emmy.ir.ops.matmul import Matmul
+from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import COMPILED
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() | Bmm() | FormulaOp() | Attention() if importlib.util.find_spec("torch"):
+        case Matmul() | Glu() | Bmm() | NormLinear() | GluLinear() | FormulaOp() | Attention() if (
+            importlib.util.find_spec("torch")
+        ):
             import torch
 
             torch.set_num_threads(threads)
@@ -68,6 +72,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str =
             return "torch", TorchFormula(op, tensor)
         case Attention():
             return "torch", TorchAttention(op, tensor)
+        case NormLinear() | GluLinear():
+            return "torch", TorchMadeLinear(op, tensor)
         case _:
             return None
 
@@ -161,6 +167,45 @@ class NumpyBmm:
         x = {name: buffer.read() for name, buffer in buffers.items()}
         b = x["B"] if self.op.layout == "kn" else x["B"].swapaxes(1, 2)
         return _in_turn([partial(np.matmul, x["A"], b, out=x["C"])])
+
+
+@dataclass(frozen=True, slots=True)
+class TorchMadeLinear:
+    """What makes the operand, as eager torch does, rounded to the op's dtype: rms_norm, or an activation and a product. Then
+    torch.mm, or torch.addmm with the residual."""
+
+    op: NormLinear | GluLinear
+    tensor: Callable[[Buffer], torch.Tensor]
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        import torch
+
+        x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
+        y, w = x["Y"], x["W"] if self.op.layout == "kn" else x["W"].t()
+        make = self._maker(x)
+
+        def call() -> None:
+            if self.op.residual:
+                torch.addmm(x["R"], make(), w, out=y)
+            else:
+                torch.mm(make(), w, out=y)
+
+        return call
+
+    def _maker(self, x: Mapping[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+        import torch
+        from torch.nn import functional
+
+        match self.op:
+            case NormLinear():
+                return partial(functional.rms_norm, x["X"], (self.op.k,), x["g"], EPS)
+            case GluLinear():
+                made = torch.empty_like(x["G"])
+                if self.op.activation == "gelu_tanh":
+                    gate = partial(torch.ops.aten.gelu.out, x["G"], approximate="tanh", out=made)
+                else:
+                    gate = partial(torch.ops.aten.silu.out, x["G"], out=made)
+                return lambda: gate().mul_(x["U"])
 
 
 @dataclass(frozen=True, slots=True)

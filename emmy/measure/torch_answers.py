@@ -1,5 +1,5 @@
 """Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches
-of them, attention.
+of them, those whose operand is made, attention.
 
 Inputs are drawn as the op's `inputs` describes them, by torch's generator. The products are the vendor library's, in another
 precision and by other code than any candidate's. Must not know plans or timing.
@@ -19,7 +19,10 @@ from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.formula import FormulaOp, positions
 from emmy.ir.ops.glu import Activation, Glu
+from emmy.ir.ops.glu_linear import GluLinear
+from emmy.ir.ops.made_linear import MadeLinear
 from emmy.ir.ops.matmul import Matmul
+from emmy.ir.ops.norm_linear import EPS
 from emmy.ir.ops.op import Accumulate, Storage
 from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
 from emmy.measure.device import Buffer
@@ -102,13 +105,14 @@ class TorchAnswers(Answers):
         if dtype == "i32":
             end = positions(program, name, extent)
             return torch.randint(0, end, shape, generator=random, device=self._device, dtype=torch.int32)
+        weight = name in ("B", "W") or (isinstance(self.products, Glu) and program.is_constant(name))
         if case.kind == "integer":
             x = torch.randint(-2, 3, shape, generator=random, device=self._device, dtype=torch.int8)
-            if isinstance(self.products, Glu) and program.is_constant(name):
+            if weight and isinstance(self.products, Glu | MadeLinear):
                 x *= torch.rand(shape, generator=random, device=self._device) < self.products.filled
         else:
             x = torch.randn(shape, generator=random, device=self._device, dtype=torch.float32)
-            if isinstance(self.products, Products) and name in ("B", "G", "U"):
+            if isinstance(self.products, Products) and weight:
                 x *= 1 / sqrt(self.products.k)
         return x.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
@@ -145,6 +149,9 @@ def reference(op: Products | Attention, inputs: Mapping[str, torch.Tensor]) -> t
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return _activated(op.activation, gate).mul_(up)
+    if isinstance(op, MadeLinear):
+        y = _product(op, _made(op, inputs), inputs["W"])
+        return y.add_(inputs["R"].double()) if op.residual else y
     return _finished(op, _product(op, inputs["A"], inputs["B"]), inputs)
 
 
@@ -167,6 +174,14 @@ def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor
         weights = torch.softmax(logits, 1).nan_to_num_(0.0)  # a query that sees no key
         out.append(weights @ value.double())
     return torch.stack(out).reshape(q.shape)
+
+
+def _made(op: MadeLinear, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The operand that the op makes, in float64."""
+    if isinstance(op, GluLinear):
+        return _activated(op.activation, inputs["G"].double()).mul_(inputs["U"].double())
+    x = inputs["X"].double()
+    return (x.square().mean(1, keepdim=True) + EPS).rsqrt_().mul(x).mul_(inputs["g"].double())
 
 
 def _product(op: Products, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -173,6 +173,18 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",
     ),
     (norm_linear(21, 19, 18), "rtx4090", "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,W) k0/split(m,grid,16)"),
+    (
+        parse_op("norm_linear:m(1..7)x40x200:f16:nk").program(),
+        "h200",
+        "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,X) k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) "
+        "k0.Y_acc/atom(direct,8,16,32) k0.Y_acc/unroll(2)",
+    ),
+    (
+        parse_op("norm_linear:m(1..20)x40x72:bf16:nk").program(),
+        "h200",
+        "k0/swap(Y) k0/cut(Y) k0/split(m,grid,2) k0/split(k,warp,40) k1/split(m,grid,8) k1/split(n,grid,64) k1/split(k,serial,32) "
+        "k1/split(n,warpgroup,64) k1/stage(W,tma,2) k1/stage(Xn,tma,2) k1.Y/atom(wgmma,64,8,16)",
+    ),
     (attention(2, 17, 24, 16), "h200", "k0/online(O) k0/pdl() k0/splitk(O,2) k0/split(h,grid,1) k0/split(k,serial,4)"),
     (
         parse_op("matmul:m(1..70)x72x40:f16:nk,residual,sum_squares").program(),

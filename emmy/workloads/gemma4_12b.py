@@ -50,30 +50,35 @@ class Case:
     charted: bool
     published: Mapping[str, Mapping[str, float]] = field(hash=False)  # card -> lane -> microseconds, by its publisher
 
-    def op_text(self) -> str | None:
-        """The op this case is, or None while no op expresses its kind. Fused and cut forms are schedules of one op."""
+    def op_text(self) -> str:
+        """The op this case is. Fused and cut forms are schedules of one op."""
+        words: tuple[str, ...] = ()
         match self.kind:
             case "matmul":
                 op, n, k = "matmul", "N", "K"
             case "attention":
-                d, seq = self.dims, SYMBOLIC_M if self.dynamic_m else str(self.dims["seq"])
-                words = ["causal"] * bool(d["causal"])
-                words += [f"kv{d['kv_heads']}"] * (d["kv_heads"] != d["q_heads"])
-                text = f"attention:{d['q_heads']}x{seq}x{seq}x{d['head_dim']}:{self.dtype}"
-                return f"{text}:{','.join(words)}" if words else text
+                return self._attention()
             case "mlp_geglu":
                 op, n, k = "geglu", "N_inter", "K_hidden"
+            case "norm_linear":  # one kind has two formulas, told apart by its names
+                op, n, k = "geglu_linear" if self.id.startswith("mlp_down_fused") else "norm_linear", "N", "K"
+            case "linear_norm":
+                op, n, k, words = "matmul", "N", "K", (*self.flags, "sum_squares")
             case "rms_norm" | "reduce" | "pointwise":
                 return self._row_op()
             case "rope":
                 return f"rope:{self.dims['heads']}x{self.dims['seq']}x{self.dims['head_dim']}:{self.dtype}"
             case "embedding":
                 return f"embedding:{self.dims['tokens']}x{self.dims['hidden']}x{self.dims['vocab']}:{self.dtype}"
-            case _:
-                return None
         m = SYMBOLIC_M if self.dynamic_m else str(self.dims["M"])
-        options = ":nk" if self.weight_layout == "nk" else ""
-        return f"{op}:{m}x{self.dims[n]}x{self.dims[k]}:{self.dtype}{options}"
+        options = ",".join((*(("nk",) if self.weight_layout == "nk" else ()), *words))
+        return f"{op}:{m}x{self.dims[n]}x{self.dims[k]}:{self.dtype}" + (f":{options}" if options else "")
+
+    def _attention(self) -> str:
+        d, seq = self.dims, SYMBOLIC_M if self.dynamic_m else str(self.dims["seq"])
+        words = ["causal"] * bool(d["causal"]) + [f"kv{d['kv_heads']}"] * (d["kv_heads"] != d["q_heads"])
+        text = f"attention:{d['q_heads']}x{seq}x{seq}x{d['head_dim']}:{self.dtype}"
+        return f"{text}:{','.join(words)}" if words else text
 
     def _row_op(self) -> str:
         """The op of rows. Norms of heads have a row for each head of a token.

@@ -60,7 +60,7 @@ from emmy.errors import PlanError
 from emmy.ir import interpret
 from emmy.ir.gpu import receivers
 from emmy.ir.moves.base import put
-from emmy.ir.ops import Geglu, matmul, parse_op
+from emmy.ir.ops import Geglu, NormLinear, matmul, parse_op
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program
 from emmy.ir.schedule import replay
@@ -116,6 +116,18 @@ PLANS |= {
         "k0/split(m,grid,2) k0/split(n,warp,4) k0/split(m,warp,1) k0/pdl()",
     ),
     "warps share rows of a statistic": (STATISTIC, "h200", f"{ROWS} {WARP_SPECIAL}"),
+    "warps share k and rows": (
+        NormLinear(7, 20, 72, "f16", "nk").program(),
+        "h200",
+        "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,X) k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,32) "
+        "k0.Y_acc/atom(direct,8,16,32) k0/pdl()",
+    ),
+    "rows before a ring": (
+        NormLinear(20, 24, 40, "f16", "nk").program(),
+        "h200",
+        "k0/cut(Y) k0/split(m,grid,4) k0/split(k,warp,24) k1/split(m,grid,16) k1/split(n,grid,16) k1/split(k,serial,16) "
+        "k1/stage(W,tma,2) k1/stage(Xn,tma,2) k1/specialize(1,0,0) k0/pdl() k1/pdl()",
+    ),
     "warps share k": (SMALL, "rtx4090", "k0/split(m,grid,32) k0/split(n,grid,32) k0/split(k,warp,24) k0/persist(1)"),
     "cooperative": (
         SMALL,

@@ -131,6 +131,17 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/stage(K,tma,2) k0/stage(Q,tma,1) k0/stage(V,tma,2) k0.O/atom(mma,16,8,16,1,o) k0.S/atom(mma,16,8,16) "
         "k1/split(g,grid,1) k1/split(r,grid,2) k1/split(e,grid,64)",
     ),
+    "rows on the way": (
+        "norm_linear:5x32x136:f16:nk",
+        "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,X) k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) "
+        "k0.Y_acc/atom(direct,8,16,32) k0.Y_acc/unroll(2)",
+    ),
+    "a made ring": (
+        "norm_linear:40x32x128:f16:nk",
+        "k0/cut(Y) k0/split(m,grid,4) k0/split(k,warp,64) k1/split(m,grid,64) k1/split(n,grid,16) k1/split(k,serial,64) "
+        "k1/split(m,warpgroup,64) k1/stage(W,tma,2) k1/stage(Xn,tma,2) k1/specialize(1,0,0) k1.Y/atom(wgmma,64,16,16) "
+        "k0/pdl() k1/pdl()",
+    ),
     "direct": (
         "matmul:8x32x128:f16:nk",
         "k0/split(m,grid,8) k0/split(n,grid,32) k0/split(k,warp,64) k0.C/atom(direct,8,16,32) k0.C/unroll(2)",

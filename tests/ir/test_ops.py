@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from emmy.errors import EmmyError, UsageError
 from emmy.ir.dtype import DTYPES, decode, encode
 from emmy.ir.expr import FUNCTIONS
-from emmy.ir.ops import Attention, Bmm, Geglu, Matmul, Swiglu, matmul, parse_op
+from emmy.ir.ops import Attention, Bmm, Geglu, GegluLinear, Matmul, NormLinear, Swiglu, SwigluLinear, matmul, parse_op
 from emmy.ir.ops.matmul import EPILOGUES, STATISTIC
 from emmy.ir.program import Sym
 from emmy.testing.op_contract import OpContract
@@ -58,6 +58,25 @@ class TestBmm(OpContract):
         Bmm(2, 1, 19, 40, "f16", "nk"),
         Bmm(4, Sym("m", 2, 9), 8, 16, "bf16"),
         Bmm(2, Sym("m", 1, 1), 3, 2, "f32", "nk"),
+    )
+
+
+class TestNormLinear(OpContract):
+    ops = (
+        NormLinear(1, 1, 1),
+        NormLinear(5, 7, 33, layout="nk"),
+        NormLinear(6, 4, 129, "bf16"),
+        NormLinear(Sym("m", 2, 9), 8, 16, "f16", "nk"),
+        NormLinear(Sym("m", 1, 1), 3, 2, "f16", "kn", residual=True),
+    )
+
+
+class TestGluLinear(OpContract):
+    ops = (
+        GegluLinear(1, 1, 1),
+        SwigluLinear(5, 7, 33, "bf16", "nk", residual=True),
+        GegluLinear(Sym("m", 2, 9), 8, 16, "f16", "nk"),
+        SwigluLinear(Sym("m", 1, 1), 3, 2, "f32", "kn", residual=True),
     )
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from emmy.ir.ops import Bmm, FormulaOp, Glu, parse_op
+from emmy.ir.ops import Bmm, FormulaOp, Glu, GluLinear, NormLinear, parse_op
 from emmy.ir.ops.matmul import Matmul
 from emmy.measure.answers import compare
 from emmy.measure.check import operands
@@ -14,7 +14,17 @@ from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM, stock_error_norm
 from emmy.measure.rivals import COMPILED
-from emmy.measure.stock import NumpyBmm, NumpyGlu, NumpyMatmul, TorchBmm, TorchGlu, TorchMatmul, host_tensor, stock
+from emmy.measure.stock import (
+    NumpyBmm,
+    NumpyGlu,
+    NumpyMatmul,
+    TorchBmm,
+    TorchGlu,
+    TorchMadeLinear,
+    TorchMatmul,
+    host_tensor,
+    stock,
+)
 from emmy.measure.torch_formula import TorchFormula
 
 F32 = [
@@ -58,6 +68,25 @@ def test_torch_computes_a_pair_up_to_roundings_between_its_steps(op_text: str) -
     norm = run(op_text, TorchGlu(pair(op_text), host_tensor), "normal")
     assert norm is not None
     assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
+
+
+@pytest.mark.parametrize(
+    "op_text",
+    [
+        "norm_linear:65x40x256:f32",
+        "norm_linear:65x40x256:f16:nk",
+        "norm_linear:5x40x256:bf16:residual",
+        "geglu_linear:65x40x256:f32:nk",
+        "geglu_linear:65x40x256:f16:nk,residual",
+        "swiglu_linear:65x40x256:bf16",
+    ],
+)
+def test_torch_computes_a_linear_of_what_it_makes_first(op_text: str) -> None:
+    pytest.importorskip("torch")
+    op = parse_op(op_text)
+    assert isinstance(op, NormLinear | GluLinear)
+    norm = run(op_text, TorchMadeLinear(op, host_tensor), "normal")
+    assert norm is not None and norm <= 1
 
 
 def pair(text: str) -> Glu:

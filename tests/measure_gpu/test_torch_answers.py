@@ -30,6 +30,10 @@ OPS = [
     "swiglu:m(1..9)x8x64:bf16:nk",
     "bmm:3x17x20x48:f16:nk",
     "bmm:2xm(1..9)x8x16:f32",
+    "norm_linear:17x40x64:f16:nk",
+    "norm_linear:m(1..9)x8x64:f32:residual",
+    "geglu_linear:9x24x64:bf16:nk,residual",
+    "swiglu_linear:33x20x48:f32",
 ]
 ROWS = [
     "rms_norm:m(1..9)x20:f16:residual",

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from emmy.errors import UsageError
-from emmy.ir.ops import Attention, Geglu, parse_op
+from emmy.ir.ops import Attention, Geglu, GegluLinear, NormLinear, parse_op
 from emmy.workloads import load, op_texts
 from emmy.workloads.gemma4_12b import KINDS
 
@@ -37,7 +37,7 @@ def test_every_matmul_is_an_op_of_the_same_sizes_and_layout() -> None:
     for case in load("@gemma4-12b"):
         text = case.op_text()
         if case.kind != "matmul":
-            assert (text is None) == (case.kind in ("norm_linear", "linear_norm")), case.id
+            assert text is not None, case.id
             continue
         assert text is not None
         op = parse_op(text)
@@ -81,6 +81,21 @@ def test_every_case_of_rows_is_an_op_that_moves_as_many_bytes_as_its_sizes_say()
         read = rows * columns * (2 if case.dtype == "f16" else 4)
         assert read < work.bytes <= 3.1 * read + 4 * columns, case.id
     assert parse_op(load("@gemma4-12b/rope.s512")[0].op_text() or "").work().flops > 0
+
+
+def test_every_linear_behind_a_norm_or_a_gate_is_an_op_of_the_same_sizes_and_layout() -> None:
+    cases = [case for case in load("@gemma4-12b") if case.kind == "norm_linear"]
+    assert len(cases) == 41
+    for case in cases:
+        op = parse_op(case.op_text() or "")
+        assert isinstance(op, GegluLinear if case.dims["K"] == MLP else NormLinear), case.id
+        assert (op.n, op.k, op.dtype, op.layout) == (case.dims["N"], case.dims["K"], case.dtype, case.weight_layout)
+        assert op.program().sizes({"m": case.dims["M"]} if case.dynamic_m else None)["m"] == case.dims["M"]
+
+
+def test_a_linear_before_a_norm_adds_its_residual_and_leaves_the_norm_s_statistic() -> None:
+    (case,) = (case for case in load("@gemma4-12b") if case.kind == "linear_norm")
+    assert case.op_text() == "matmul:32x3840x4096:f16:nk,residual,sum_squares"
 
 
 def test_a_symbolic_case_serves_its_hint_and_every_fixed_m() -> None:

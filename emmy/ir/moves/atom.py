@@ -156,7 +156,7 @@ class BindAtom(Move):
             return f"{s.out} has the atom {next(str(a) for a in w.atoms if a.stage == s.out)} already"
         reason = None if target.is_cpu or self.inner else refuse_beside(self, plan, w.stage)
         for x in self._stages(plan, la, s, target):
-            reason = reason or _refuse_body(kind, x, plan) or _refuse_swapped(kind, x, target)
+            reason = reason or _refuse_body(kind, x, plan, la) or _refuse_swapped(kind, x, target)
         stage = plan.program.stage(w.stage)
         joined = not target.is_cpu and (bool(self.inner) or feeds_lift(plan, la, stage))
         if reason is None and joined and kind.name not in LIFT_ATOMS:
@@ -300,7 +300,7 @@ def _waits_for_lift(la: Launch, w: Work, over: Stage) -> bool:
 def _staged(plan: Plan, la: Launch, w: Work) -> bool:
     """Whether every input is in shared memory that the work reads, or one beside it."""
     reads = (v for x in beside(plan.program, la.tile, w.stage) for v in plan.program.stage(x).reads)
-    return all(la.tile.channel(v) for v in reads if plan.program.is_input(v))
+    return all(la.tile.channel(v) for v in reads if plan.arrives(la, v))
 
 
 def _left(plan: Plan, la: Launch, w: Work, s: Stage) -> tuple[int, int, int]:
@@ -334,7 +334,7 @@ def _contraction(plan: Plan, w: Work, inner: str | None) -> Stage | None:
     return next((x for x in lifted if x.out == inner), None)
 
 
-def _refuse_body(kind: AtomKind, s: Stage, plan: Plan) -> str | None:
+def _refuse_body(kind: AtomKind, s: Stage, plan: Plan, la: Launch) -> str | None:
     if s.monoid != SUM or not s.axes:
         return f"{s.out} is not a sum of products over its own axes"
     parts = factors(s.body)
@@ -348,7 +348,8 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan) -> str | None:
         or not {k, n} <= set(b.index) <= set(s.every) - {m}
     ):
         return f"{kind.name} multiplies A[m,k] and B[n,k] or B[k,n]; {s.out} is a sum of {s.body}"
-    stored = {v.name: v.dtype for v in plan.program.inputs}
+    known = (*plan.program.inputs, *(plan.program.value(x.out) for x in plan.program.stages if plan.arrives(la, x.out)))
+    stored = {v.name: v.dtype for v in known}
     for x in (a, b):
         dtype = stored.get(x.value)
         if dtype and dtype not in kind.dtypes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.expr import Expr, Read, axes_of, factors, product
 from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
+from emmy.ir.moves.gpu_tiles import unjoined
 from emmy.ir.moves.rewrite import refuse_name, refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.program import SUM, Stage
@@ -30,7 +31,9 @@ class Commute(Move):
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         first = plan.launches[0].name
-        return legal_sites((cls(first, None, s.out) for s in plan.program.stages), plan, target)
+        moves = (cls(first, None, s.out) for s in plan.program.stages)
+        due = not target.is_cpu and unjoined(plan)
+        return (replace(site, mandatory=due) for site in legal_sites(moves, plan, target))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 from emmy.ir.beside import leads
 from emmy.ir.moves.base import Move, Site, refuse_path, register
-from emmy.ir.moves.gpu_tiles import product_of
+from emmy.ir.moves.gpu_tiles import cuts_are_due, makes_on_the_way, product_of, unjoined
 from emmy.ir.moves.lifted_tiles import lifted
 from emmy.ir.moves.row_loops import rows_only
+from emmy.ir.on_the_way import made_here, rides
 from emmy.ir.plan import Launch, Plan, Tile, Work, folds_results
+from emmy.ir.program import Stage
 from emmy.ir.target import Target
 
 
@@ -30,16 +33,25 @@ class Cut(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        """Not between sums that are folded side by side: what they share would be brought twice."""
+        """Not between sums that are folded side by side: what they share would be brought twice.
+
+        On a GPU, blocks share out the axis that a statistic of results folds: this, or splitk. An operand that is made in the
+        launch of its product is cut off, or the product, unless lanes make it on the way.
+        """
         p = plan.program
-        for la in () if rows_only(plan, target) else plan.launches:
-            for w in la.tile.works[1:]:
+        if rows_only(plan, target) or (not target.is_cpu and unjoined(plan)):
+            return
+        for la in plan.launches:
+            product = None if target.is_cpu else product_of(plan, la)
+            for before, w in pairwise(la.tile.works):
                 move, statistic = cls(la.name, None, w.stage), folds_results(p, la.tile.works, p.stage(w.stage))
-                due = statistic and not target.is_cpu and product_of(plan, la) is not None
                 if not target.is_cpu and _under_lift(plan, la, w):
                     continue
-                if leads(p, la.tile, w.stage) and move.refuse(plan, target) is None:
-                    yield Site(move, mandatory=due)  # blocks share out the axis it folds: this, or splitk
+                due = product is not None and (statistic or cuts_are_due(plan, la, target))
+                if not leads(p, la.tile, w.stage) or move.refuse(plan, target) is not None:
+                    continue
+                if target.is_cpu or move._likely(plan, la, product, p.stage(before.stage), target):
+                    yield Site(move, mandatory=due)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -58,6 +70,25 @@ class Cut(Move):
         i = [w.stage for w in la.tile.works].index(self.out)
         new = Launch(f"k{len(plan.launches)}", Tile(la.tile.works[i:]), (self.launch,))
         return plan.with_launch_after(replace(la, tile=replace(la.tile, works=la.tile.works[:i])), new)
+
+    def _likely(self, plan: Plan, la: Launch, product: Stage | None, before: Stage, target: Target) -> bool:
+        """Whether a GPU may gain by the cut; `before`: the stage right before it.
+
+        Elements stay in registers from one stage to the next, but for an epilogue, which may leave a product's registers to it.
+        Where a product's operand is made in its launch, the product is cut off, or what lanes can make on the way to it.
+        """
+        s = plan.program.stage(self.out)
+        if product is None:
+            return not (before.out in s.reads and before.axes == s.axes)
+        made = made_here(plan, la, product)
+        if not made:
+            return True
+        if s not in made:
+            whole = all(plan.program.is_input(v) or not plan.arrives(la, v) for x in made for v in x.reads)
+            return s == product and whole and not rides(plan, la, product)
+        after = self.rewrite(plan, target)
+        rest = next(x for x in after.launches if any(w.stage == product.out for w in x.tile.works))
+        return makes_on_the_way(after, rest, product, target)
 
 
 def _under_lift(plan: Plan, la: Launch, w: Work) -> bool:

@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from emmy.ir.expr import substitute
 from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
+from emmy.ir.moves.commute import Commute
+from emmy.ir.moves.gpu_tiles import makes_on_the_way, product_of
+from emmy.ir.moves.operand import Operand
 from emmy.ir.moves.rewrite import refuse_nest, replace_stages
 from emmy.ir.plan import Plan
 from emmy.ir.target import Target
@@ -32,9 +35,11 @@ class Fuse(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        """On a GPU where a row's scale is to leave a product of few rows, whose lanes make the rest on the way."""
         first, stages = plan.launches[0].name, plan.program.stages
         moves = (cls(first, None, s.out, t.out) for s in stages for t in stages if s.out in t.reads)
-        return legal_sites(moves, plan, target)
+        found = legal_sites(moves, plan, target)
+        return (x for x in found if target.is_cpu or _ends_on_the_way(plan, x.move, target))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)
@@ -60,3 +65,20 @@ class Fuse(Move):
         a, b = plan.program.stage(self.inner), plan.program.stage(self.into)
         fused = replace(b, body=substitute(b.body, lambda r: a.body if r.value == a.out else r))
         return replace_stages(plan, self.launch, (a.out, b.out), (fused,))
+
+
+def _ends_on_the_way(plan: Plan, fused: Move, target: Target) -> bool:
+    """Whether fuse writes an operand into its product, and what is due then leaves one whose first operand lanes make."""
+    assert isinstance(fused, Fuse)
+    into = plan.program.stage(fused.into)
+    if not set(into.folded) & set(plan.program.stage(fused.inner).axes):
+        return False
+    plan = fused.rewrite(plan, target)
+    for move in (Commute, Operand):
+        site = next(iter(move.sites(plan, target)), None)
+        if site is None:
+            return False
+        plan = site.move.rewrite(plan, target)
+    la = plan.launches[0]
+    product = product_of(plan, la)
+    return product is not None and makes_on_the_way(plan, la, product, target)

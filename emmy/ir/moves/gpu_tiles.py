@@ -17,9 +17,10 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, sides, trips, warps
 from emmy.ir.moves import direct_tiles, lifted_tiles
-from emmy.ir.moves.row_loops import missing_row_loop, rows_only
+from emmy.ir.moves.row_loops import missing_row_loop, rows_fit, rows_only
+from emmy.ir.on_the_way import made_here, rides, row_values
 from emmy.ir.plan import Launch, Plan
-from emmy.ir.program import Stage, swapped, upper
+from emmy.ir.program import SUM, Stage, swapped, upper
 from emmy.ir.target import Target
 
 MOST_WARPS = 8
@@ -54,27 +55,33 @@ class Missing:
 
 
 def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
-    """Choices of the first loop that some launch lacks; () when every tile is complete or has gone beyond loops."""
+    """Choices of the first loop that some launch lacks; () when every tile is complete or has gone beyond loops.
+
+    One that no step is worth trying for, where other moves come before loops.
+    """
     if rows_only(plan, target):
         return next((x for la in plan.launches if (x := _of_rows(plan, la, target))), ())
+    early = next((la for la in plan.launches if unjoined(plan) or cuts_are_due(plan, la, target)), None)
+    if early:
+        return (Missing(early.name, plan.program.dims[0][0], "grid", ()),)
     found = dict[str, tuple[Missing, ...]]()
     for la in plan.launches:
         if not la.tile.channels and not any(w.atoms for w in la.tile.works):
             found[la.name] = _of_launch(plan, la, target)
     due = [missing for missing in found.values() if missing]
-    optional = len(due) > 1 and for_one(plan, plan.launches[0], target)
-    return due[optional] if due else ()
+    required = [missing for missing in due if not for_one(plan, plan.launch(missing[0].launch), target)]
+    return next(iter((*required, *due)), ())
 
 
 def loops_are_due(plan: Plan, target: Target) -> bool:
     """Whether a loop must be placed before anything else is decided."""
-    return bool(missing_loops(plan, target)) and not for_one(plan, plan.launches[0], target)
+    return any(not for_one(plan, plan.launch(x.launch), target) for x in missing_loops(plan, target)[:1])
 
 
 def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     """Whether a launch's tiles, divided among no agents, are such as warpgroups may take in turn: each alone holds one.
 
-    The launch is the plan's only one, has more tiles than there are multiprocessors, and each as many fills as any other.
+    The launch makes the product whole, has more tiles than there are multiprocessors, and each as many fills as any other.
     """
     t = la.tile
     s = product_of(plan, la)
@@ -86,7 +93,7 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
     ):
         return False
     rings = [i for i, x in enumerate(t.nest) if x.level == "serial"]
-    if swapped(s) or not _by_engine(plan, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
+    if swapped(s) or not _by_engine(plan, la, s, target) or not rings or trips(plan, t.nest, rings[-1]) is None:
         return False
     tiles = prod(plan.count(t.nest, i) for i in range(t.n_block_loops))
     rows, columns = (plan.extent(t.nest, a) for a in s.axes[-2:])
@@ -100,11 +107,36 @@ def product_of(plan: Plan, la: Launch) -> Stage | None:
     return next((s for s in stages if s.reduces and len(s.axes) > 1), None)
 
 
+def precedes_product(plan: Plan, la: Launch) -> bool:
+    """Whether a launch makes something for a product that follows."""
+    after = [x.name for x in plan.launches].index(la.name) + 1
+    return any(product_of(plan, x) for x in plan.launches[after:])
+
+
 def _shared_out(plan: Plan, la: Launch, s: Stage) -> bool:
-    """Whether other launches have a part in a product, beyond folding statistics of it that this one leaves."""
-    others = [w for x in plan.launches if x.name != la.name for w in x.tile.works]
+    """Whether later launches have a part in a product, beyond folding statistics of it that this one leaves."""
+    after = [x.name for x in plan.launches].index(la.name) + 1
+    others = [w for x in plan.launches[after:] for w in x.tile.works]
     here = {w.stage for w in la.tile.works} - {s.out}
     return any(not w.combine or w.stage not in here for w in others)
+
+
+def unjoined(plan: Plan) -> bool:
+    """Whether some product has more factors than an instruction takes: commute and operand are due."""
+    sums = (s for s in plan.program.stages if s.monoid == SUM and len(s.axes) > 1)
+    return any(len(factors(s.body)) > 2 for s in sums)
+
+
+def cuts_are_due(plan: Plan, la: Launch, target: Target) -> bool:
+    """Whether a launch makes an operand of its product that no instruction takes: it, or the product, is to be cut off."""
+    of = None if la.tile.nest else product_of(plan, la)
+    return of is not None and bool(made_here(plan, la, of)) and not makes_on_the_way(plan, la, of, target)
+
+
+def makes_on_the_way(plan: Plan, la: Launch, s: Stage, target: Target) -> bool:
+    """Whether lanes can make the operand of a product that its launch makes, as they load rows: few of them, from memory."""
+    fits = target.can("mma") and len(s.axes) == 2 and not swapped(s)
+    return fits and direct_tiles.suits(plan, la, s, (s.axes[-2], s.axes[-1], s.folded[-1]))
 
 
 def statistic_columns(plan: Plan, la: Launch, s: Stage) -> tuple[int, ...]:
@@ -123,6 +155,8 @@ def _of_launch(plan: Plan, la: Launch, target: Target) -> tuple[Missing, ...]:
         return (Missing(la.name, n, "grid", ()),)  # its columns are a part of a statistic: splitk, or cut it off
     if of is not None:
         return _contraction(plan, la, of, target)
+    if folded and precedes_product(plan, la) and rows_fit(plan, la, target):
+        return _of_rows(plan, la, target)
     axes = plan.program.stage(la.tile.works[0].stage).axes
     for axis in axes:
         if not _has(la, axis, "grid") and axis not in folded:
@@ -143,15 +177,16 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
             return (Missing(la.name, axis, "grid", (1,)),)
     if swapped(s):
         return _swapped(plan, la, s, target)
-    dtypes = [plan.program.value(v).dtype for v in s.reads if plan.program.is_input(v)]
+    dtypes = [plan.program.value(v).dtype for v in s.reads]
     atom, of = "simt" if "f32" in dtypes else "mma", sides(plan.program, la.tile, s.out)
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
-    grouped = for_warpgroups(plan, s, target) and _evenly(plan, la, s)
+    grouped = for_warpgroups(plan, la, s, target) and _evenly(plan, la, s)
     if not _has(la, m, "grid"):
         staged = Missing(la.name, m, "grid", _tile_rows(plan, la, s, atom, grouped, of))
         fits = not _has(la, n, "grid") or size[n] in direct_tiles.columns(plan, la, n, target)
         if fits and direct_tiles.suits(plan, la, s, (m, n, k)):
-            return Missing(la.name, m, "grid", (direct_tiles.ROWS,), fixed=True), staged
+            direct = Missing(la.name, m, "grid", (direct_tiles.ROWS,), fixed=True)
+            return (direct,) if made_here(plan, la, s) else (direct, staged)  # other atoms take nothing on the way
         return (staged,)
     if atom == "mma" and size[m] == direct_tiles.ROWS:
         return _direct(plan, la, s, target)
@@ -161,7 +196,7 @@ def _contraction(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Miss
     if not _has(la, k, "serial"):
         item = max((size_bytes(d) for d in dtypes), default=4)
         found = _in_time(plan, la, s, target, (item * of[0], item * of[1]), atom == "mma")
-        if not grouped or not _alone(la, k) or not target.can("cluster") or not _by_engine(plan, s, target):
+        if not grouped or not _alone(la, k) or not target.can("cluster") or not _by_engine(plan, la, s, target):
             return found
         rows, tiles = upper(plan.program.dim(m)), _made(plan, s) // _ELEMENTS
         if rows >= _MANY_ROWS and tiles >= _MANY_TILES * target.n_sms:
@@ -245,10 +280,10 @@ def _evenly(plan: Plan, la: Launch, s: Stage) -> bool:
     return all(x.axis not in s.folded or plan.extent(blocks[:i], x.axis) % x.step == 0 for i, x in enumerate(blocks))
 
 
-def for_warpgroups(plan: Plan, s: Stage, target: Target) -> bool:
-    """Whether warpgroups can make a contraction: of 16-bit inputs, of which the copy engine brings the second."""
+def for_warpgroups(plan: Plan, la: Launch, s: Stage, target: Target) -> bool:
+    """Whether warpgroups can make a contraction: of 16-bit values in memory, of which the copy engine brings the second."""
     values = [plan.program.value(v) for v in s.reads]
-    halves = all(size_bytes(v.dtype) == 2 and plan.program.is_input(v.name) for v in values)
+    halves = all(size_bytes(v.dtype) == 2 and plan.arrives(la, v.name) for v in values)
     return halves and target.can("wgmma") and all(engine_brings(plan, f.value) for f in _second(s))
 
 
@@ -257,20 +292,25 @@ def _second(s: Stage) -> list[Read]:
     return [f for f in factors(s.body)[1:] if isinstance(f, Read)]
 
 
-def _by_engine(plan: Plan, s: Stage, target: Target) -> bool:
+def _by_engine(plan: Plan, la: Launch, s: Stage, target: Target) -> bool:
     """Whether warpgroups can make a contraction both of whose operands the copy engine brings."""
-    return for_warpgroups(plan, s, target) and all(engine_brings(plan, v) for v in s.reads)
+    return for_warpgroups(plan, la, s, target) and all(engine_brings(plan, v) for v in s.reads)
 
 
-def swap_suits(plan: Plan, s: Stage, target: Target) -> bool:
-    """Whether swapped factors are worth trying: so few rows that an instruction's would be wasted."""
-    return len(s.axes) >= 2 and upper(plan.program.dim(s.axes[-2])) <= _FEW[-1] and _by_engine(plan, s, target)
+def swap_suits(plan: Plan, la: Launch, s: Stage, target: Target) -> bool:
+    """Whether swapped factors are worth trying: so few rows that an instruction's would be wasted.
+
+    What the launch makes for the product may still be cut off; then the copy engine brings it too.
+    """
+    halves = all(size_bytes(plan.program.value(v).dtype) == 2 and engine_brings(plan, v) for v in s.reads)
+    few = len(s.axes) >= 2 and upper(plan.program.dim(s.axes[-2])) <= _FEW[-1]
+    return few and halves and target.can("wgmma") and not unjoined(plan) and not rides(plan, la, s)
 
 
 def _swapped(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, ...]:
     """Loops of a tile whose columns are the rows of warpgroups' instructions."""
     few, many, k = s.axes[-2], s.axes[-1], s.folded[-1]
-    if not _by_engine(plan, s, target):
+    if not _by_engine(plan, la, s, target):
         return ()
     if not _has(la, few, "grid"):
         left = upper(plan.program.dim(few))
@@ -318,11 +358,12 @@ def _direct(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, 
     """Loops of a tile without slots: blocks along n, warps that share k, and before them perhaps blocks of a cluster."""
     n, k = s.axes[-1], s.folded[-1]
     of, whole = sides(plan.program, la.tile, s.out)[1], plan.extent(la.tile.nest, s.folded[-1])
+    rows = len(row_values(plan, la, s))
 
     def fit(columns: int) -> Iterator[int]:
         """Shares of k for which two steps of operands of so many columns fit the registers."""
-        every = direct_tiles.shares(plan, la, k)
-        return (x for x in every if direct_tiles.fits(target, columns, -(-whole // x), of))
+        every = direct_tiles.shares(plan, la, s, k)
+        return (x for x in every if direct_tiles.fits(target, columns, -(-whole // x), of, rows))
 
     if not _has(la, n, "grid"):
         sizes = tuple(x for x in direct_tiles.columns(plan, la, n, target) if any(fit(x)))
@@ -330,7 +371,8 @@ def _direct(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Missing, 
     if not _has(la, k, "warp"):
         steps = fit(plan.extent(la.tile.nest, n))
         found = (Missing(la.name, k, "warp", tuple(steps)),)
-        if not target.can("cluster") or any(a.axis == k for a in la.tile.nest):
+        together = made_here(plan, la, s) or rides(plan, la, s)
+        if not target.can("cluster") or any(a.axis == k for a in la.tile.nest) or together:
             return found
         even = (whole // parts for parts in _PARTS if whole % (parts * 2 * direct_tiles.STEP) == 0)
         return (*found, Missing(la.name, k, "cluster", tuple(sorted(even))))

@@ -31,13 +31,16 @@ class Operand(Move):
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
+        """On a GPU all others that the sum folds join the first factor, of which rows are few: lanes make it on the way."""
         for s in plan.program.stages:
             names = [f.value for f in factors(s.body) if isinstance(f, Read)]
             for factor in names:
-                for value in names:
+                for value in names if target.is_cpu else names[:1]:
                     move = cls(plan.launches[0].name, None, s.out, factor, value)
-                    if factor != value and move.refuse(plan, target) is None:
-                        yield Site(move)
+                    if factor == value or move.refuse(plan, target) is not None:
+                        continue
+                    if target.is_cpu or all(set(axes_of(f)) & set(s.folded) for f in factors(s.body)):
+                        yield Site(move, mandatory=not target.is_cpu)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan) or refuse_nest(self, plan)
@@ -63,7 +66,8 @@ class Operand(Move):
         s = plan.program.stage(self.out)
         parts = {f.value: f for f in factors(s.body) if isinstance(f, Read)}
         a, b = parts[self.factor], parts[self.value]
-        joined = Stage(f"{self.value}_{self.factor}", b.axes, product((a, b)))
+        dtype = plan.program.value(self.value).dtype
+        joined = Stage(f"{self.value}_{self.factor}", b.axes, product((a, b)), (), dtype)
         operands = list(factors(s.body))
         operands.remove(a)  # once: a factor may stand twice
         operands[operands.index(b)] = Read(joined.out, joined.axes)

@@ -40,11 +40,14 @@ def rows_only(plan: Plan, target: Target) -> bool:
     """Whether a plan computes rows and nothing else, of which a block has one at least: then it needs no further launch."""
     if target.is_cpu or any(la.tile.channels for la in plan.launches):
         return False
-    return all(_axes(plan, la) is not None and _row_fits(plan, la, target) for la in plan.launches)
+    return all(rows_fit(plan, la, target) for la in plan.launches)
 
 
 @lru_cache(4096)
-def _row_fits(plan: Plan, la: Launch, target: Target) -> bool:
+def rows_fit(plan: Plan, la: Launch, target: Target) -> bool:
+    """Whether a launch computes rows and nothing else, of which a block's threads hold one at least."""
+    if _axes(plan, la) is None:
+        return False
     choice = missing_row_loop(plan, la, target)
     return choice is None or bool(choice.steps)
 

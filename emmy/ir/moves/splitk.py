@@ -9,9 +9,17 @@ from typing import ClassVar
 
 from emmy.ir.beside import beside
 from emmy.ir.moves.base import OPEN, Knob, Move, Site, refuse_beside, refuse_late_loop, refuse_path, register
-from emmy.ir.moves.gpu_tiles import missing_loops, statistic_columns
+from emmy.ir.moves.gpu_tiles import (
+    cuts_are_due,
+    missing_loops,
+    precedes_product,
+    product_of,
+    statistic_columns,
+    unjoined,
+)
 from emmy.ir.moves.lifted_tiles import feeds_lift, lifted
 from emmy.ir.moves.row_loops import rows_only
+from emmy.ir.on_the_way import made_here
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Loop, Plan, Tile, Work, Workspace, folds_results, refuse_loops
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
@@ -45,7 +53,7 @@ class SplitK(Move):
         for la in () if rows_only(plan, target) else plan.launches:
             for w in la.tile.works:
                 s = plan.program.stage(w.stage)
-                if not s.reduces or la.tile.nest or (not target.is_cpu and feeds_lift(plan, la, s)):
+                if not s.reduces or la.tile.nest or not (target.is_cpu or _worth(plan, la, s, target)):
                     continue
                 results = not target.is_cpu and folds_results(plan.program, la.tile.works, s)
                 tried = _by_columns(plan, la, s, target) if results else _PARTS
@@ -115,6 +123,22 @@ class SplitK(Move):
         first = replace(la, tile=replace(la.tile, works=la.tile.works[: i + 1], nest=nest))
         workspaces = (*plan.workspaces, *(Workspace(x, axis, self.parts) for x in shared))
         return replace(plan.with_launch_after(first, last), workspaces=workspaces)
+
+
+def _worth(plan: Plan, la: Launch, s: Stage, target: Target) -> bool:
+    """Whether a GPU may gain by sharing out what the stage folds."""
+    return not feeds_lift(plan, la, s) and (lifted(plan, la) is s or _likely(plan, la, target))
+
+
+def _likely(plan: Plan, la: Launch, target: Target) -> bool:
+    """Whether a GPU's blocks may gain by sharing a launch's sums: not those of rows for a product that follows, nor sums whose
+    operand lanes make on the way; and other moves may come first."""
+    if unjoined(plan) or cuts_are_due(plan, la, target):
+        return False
+    product = product_of(plan, la)
+    if product is not None:
+        return not made_here(plan, la, product)
+    return not precedes_product(plan, la)
 
 
 def _by_columns(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""stage: a block of an input lives near the work, in a ring of slots that a transport refills."""
+"""stage: a block of what a launch reads lives near the work, in a ring of slots that a transport refills."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ class Stage(Move):
         """Why there is no such value, transport or layout here."""
         la, p = plan.launch(self.launch), plan.program
         working = [p.stage(w.stage) for w in la.tile.works if not w.combine]
-        inputs = [v.name for v in p.inputs if any(v.name in s.reads for s in working)]
-        if self.value not in inputs:
-            return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(inputs)}"
+        read = dict.fromkeys(v for s in working for v in s.reads if plan.arrives(la, v))
+        if self.value not in read:
+            return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(read)}"
         if self.value in p.gathered:
             return f"{self.value} is read at computed positions: a block of it is no block of {len(p.value(self.value).axes)} axes"
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
@@ -296,10 +296,10 @@ def _shared(plan: Plan, la: Launch) -> bool:
 
 
 def contracted(plan: Plan, la: Launch) -> tuple[str, ...]:
-    """Inputs read by a work that folds an axis: the ones read more than once."""
+    """Values that come from memory and that a work which folds an axis reads more than once: they lack one of its axes."""
     p, found = plan.program, []
     for w in la.tile.works:
         s = p.stage(w.stage)
         if s.reduces and not w.combine:
-            found += [v for v in s.reads if p.is_input(v)]
+            found += [v for v in s.reads if plan.arrives(la, v) and set(p.value(v).axes) != set(s.every)]
     return tuple(dict.fromkeys(found))

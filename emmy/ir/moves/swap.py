@@ -41,7 +41,7 @@ class Swap(Move):
                 if feeds_lift(plan, la, plan.program.stage(w.stage)):
                     continue
                 move = cls(la.name, None, w.stage)
-                if move.refuse(plan, target) is None and swap_suits(plan, plan.program.stage(w.stage), target):
+                if move.refuse(plan, target) is None and swap_suits(plan, la, plan.program.stage(w.stage), target):
                     yield Site(move)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
