@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.matmul import STATISTIC, Matmul
 from emmy.ir.ops.op import Op
 from emmy.measure.device import Buffer, Call, Runnable
+from emmy.measure.torch_formula import outputs
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,8 @@ def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> Runnable | Non
             return TorchCompiled(op, tensor, lambda x: _linear(op, x))
         case Glu():
             return TorchCompiled(op, tensor, lambda x: _gated(op, x))
+        case FormulaOp():
+            return TorchCompiled(op, tensor, lambda x: _formula(op, x))
         case _:
             return None
 
@@ -66,6 +70,14 @@ class TorchCompiled:
                 self.checked = True
 
         return call
+
+
+def _formula(op: FormulaOp, x: Tensors) -> dict[str, torch.Tensor]:
+    """Stage by stage in f32, as a model's text says it; what is between them is Inductor's to keep or to store."""
+    import torch
+
+    p, dtypes = op.program(), {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    return {name: y.to(dtypes[p.value(name).dtype]) for name, y in outputs(p, x, torch.float32).items()}
 
 
 def _linear(op: Matmul, x: Tensors) -> dict[str, torch.Tensor]:

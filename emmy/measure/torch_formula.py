@@ -57,7 +57,8 @@ class _Values:
 
         match e:
             case Const(v):
-                return self._new(v).reshape([1] * len(axes))
+                device = next(iter(self.inputs.values())).device
+                return torch.full([1] * len(axes), v, dtype=self.dtype, device=device)
             case Axis(name):
                 return self._along(name, axes).to(self.dtype)
             case Apply(fn, args):
@@ -72,11 +73,6 @@ class _Values:
                     return torch.permute(self.made[value], order).reshape(shape)
                 at = tuple(self._along(x, axes) if isinstance(x, str) else self.of(x, axes).long() for x in index)
                 return self.inputs[value][at].to(self.dtype)
-
-    def _new(self, x: float) -> torch.Tensor:
-        import torch
-
-        return torch.tensor(x, dtype=self.dtype, device=next(iter(self.inputs.values())).device)
 
     def _along(self, axis: str, axes: tuple[str, ...]) -> torch.Tensor:
         import torch

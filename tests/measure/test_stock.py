@@ -148,7 +148,16 @@ def test_torch_is_preferred_when_it_is_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "op_text", ["matmul:5x8x64:f32:nk,bias,gelu_tanh", "matmul:3x50x16:f32:residual,sum_squares", "geglu:5x8x64:f32:nk"]
+    "op_text",
+    [
+        "matmul:5x8x64:f32:nk,bias,gelu_tanh",
+        "matmul:3x50x16:f32:residual,sum_squares",
+        "geglu:5x8x64:f32:nk",
+        "rms_norm:5x64:f32:residual",
+        "softmax:5x64:f32",
+        "rope:2x5x16:f32",
+        "embedding:5x8x30:f32",
+    ],
 )
 def test_what_torch_compiles_computes_the_op(op_text: str) -> None:
     pytest.importorskip("torch")

@@ -67,7 +67,7 @@ def missing_row_loop(plan: Plan, la: Launch, target: Target) -> Choice | None:
     main = max(outer, key=lambda a: upper(plan.program.dim(a)), default=None)
     for axis in outer:
         size = upper(plan.program.dim(axis))
-        if _has(la, axis, "grid") or (axis != main and size <= _FEW):
+        if _has(la, axis, "grid") or (axis == outer[-1] != main and size <= _FEW):
             continue
         steps = (x for x in _rows(size) if _goes_on(plan, la, Loop(axis, "grid", x), target))
         return Choice(axis, "grid", tuple(steps) if axis == main else (1,))
