@@ -96,7 +96,7 @@ BAD = [
     (2, ["nonsense"], "invalid choice"),
     (2, ["tune"], "required"),
     (2, ["tune", "matmul:64x64"], "shape"),
-    (2, ["tune", "conv:1x1"], "not one of bmm, geglu, matmul, swiglu"),
+    (2, ["tune", "conv:1x1"], "the kind before the colon is not one of attention, bmm"),
     (2, ["tune", "@nothing"], "no workload"),
     (2, ["tune", OP, "--budget", "soon"], "such as 60s"),
     (2, ["tune", OP, "--threads", "0"], "positive"),

@@ -19,6 +19,7 @@ NAMES = [p.name for p in PROBES]
 NOT_MEASURED: frozenset[str] = frozenset(
     {
         "counts",
+        "votes",
         "tma_prefetch_2d",
         "tma_4d_multicast_hint",
         "tma_5d_multicast",

@@ -217,6 +217,19 @@ def numbers() -> Iterator[Probe]:
         partial(words_in_out, 64, 256),
         block=64,
     )
+    yield Probe(  # a lane's number is 0 but in the first warp, and in one lane of the third
+        "votes",
+        """EMMY_KERNEL(96, 1) probe(const u32* in, u32* out) {
+  const u32 t = threadIdx.x;
+  u32 x[1];
+  emmy_ldg_b32(x, in + t / 32);
+  const float f = t < 32 || t == 77 ? 0.5f : 0.0f;
+  x[0] = x[0] * 2u + (u32)emmy_any(f);
+  emmy_stg_b32(out + t, x);
+}""",
+        partial(words_in_out, 3, 96),
+        block=96,
+    )
     yield Probe(
         "uniform",
         """EMMY_KERNEL(96, 1) probe(const u32* in, u32* out) {
