@@ -82,6 +82,18 @@ def test_a_rollback_takes_the_version_before_or_the_one_that_is_named(
         store.rollback(TARGET, "zz")
 
 
+def test_a_damaged_deployment_can_be_left_for_a_version_that_is_whole(
+    tmp_path: Path, models: tuple[CostModel, ...]
+) -> None:
+    store = ModelStore(tmp_path)
+    store.deploy(models[0])
+    (tmp_path / f"{TARGET}.json").write_text("{")
+    with pytest.raises(DataError):
+        store.deployed(TARGET)
+    assert store.rollback(TARGET, models[0].digest[:8]).digest == models[0].digest
+    assert (back := store.deployed(TARGET)) is not None and back.digest == models[0].digest
+
+
 def test_a_model_that_came_with_emmy_is_kept_before_it_is_replaced(
     tmp_path: Path, models: tuple[CostModel, ...]
 ) -> None:
