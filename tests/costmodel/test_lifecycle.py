@@ -17,8 +17,8 @@ import pytest
 
 from emmy.costmodel import replayed
 from emmy.costmodel.donors import OTHER_ARCHITECTURE, SAME_ARCHITECTURE, DonorSamples, with_donors, worth
-from emmy.costmodel.fit import Samples
-from emmy.costmodel.model import CostModel
+from emmy.costmodel.fit import Samples, fit
+from emmy.costmodel.model import CostModel, member_of
 from emmy.costmodel.registry import ModelStore, TrainingBusy
 from emmy.costmodel.replayed import Replays, SourceDigest
 from emmy.costmodel.retrain import TrainReport, train_costmodel
@@ -53,10 +53,12 @@ def samples(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> Samples:
 def models(samples: Samples) -> tuple[CostModel, CostModel, CostModel]:
     """Three of one target, each trained on more than the one before, a second apart."""
     made = []
+    card = train(samples.take(np.arange(100)), TARGET, seeds=(0,)).model.card
     for i, n in enumerate((100, 125, 150)):
-        model = train(samples.take(np.arange(n)), TARGET, seeds=(0,)).model
-        card = replace(model.card, time_utc=f"2026-01-01T00:00:0{i}.000+00:00")
-        made.append(CostModel(card, model.text, "m"))
+        texts = fit(samples.take(np.arange(n)), (0,))
+        members = tuple(member_of(role, seed, text) for role, seed, text in texts)
+        dated = replace(card, members=members, time_utc=f"2026-01-01T00:00:0{i}.000+00:00")
+        made.append(CostModel(dated, "".join(text for _, _, text in texts), "m"))
     return made[0], made[1], made[2]
 
 
