@@ -91,7 +91,10 @@ class ModelStore:
         Raises UsageError when there is no such version or it may not be deployed, DataError when it is damaged or not of
         the target, StaleModel when this Emmy could not use it.
         """
-        now = self.card(target)
+        deployed = self._text(target).with_suffix(".json")
+        now = (
+            c if deployed.exists() and isinstance(c := _card(deployed), ModelCard) else None
+        )  # a damaged one may be left
         text = self._chosen(target, version, now.replaces if now else "")
         card = read_card(text.with_suffix(".json"))
         if card.target != target or text != self._version(target, card.digest):

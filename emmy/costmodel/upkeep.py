@@ -75,7 +75,7 @@ class Watch:
                     wait=False,
                     on_progress=self.on_progress,
                 )[0]
-            except TrainingBusy as e:
+            except (TrainingBusy, DataBusy) as e:
                 log.info("%s", e)
                 self._looked = None
                 continue

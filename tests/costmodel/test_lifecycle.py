@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import pytest
 
 from emmy.costmodel import replayed
 from emmy.costmodel.donors import OTHER_ARCHITECTURE, SAME_ARCHITECTURE, DonorSamples, with_donors, worth
-from emmy.costmodel.fit import Samples
-from emmy.costmodel.model import CostModel
+from emmy.costmodel.fit import Samples, fit
+from emmy.costmodel.model import CostModel, member_of
 from emmy.costmodel.registry import ModelStore, TrainingBusy
 from emmy.costmodel.replayed import Replays, SourceDigest
 from emmy.costmodel.retrain import TrainReport, train_costmodel
@@ -25,9 +26,11 @@ from emmy.costmodel.samples import Prepared, prepare
 from emmy.costmodel.train import judge, train
 from emmy.costmodel.upkeep import Upkeep, Watch, enough
 from emmy.errors import DataError, StaleModel, UsageError
+from emmy.ir.ops import parse_op
 from emmy.ir.target import Target, load_target
 from emmy.measure.journal import Journal, RunHeader, journal_path
-from emmy.records import Measurement
+from emmy.records import Device, Measurement, Protocol
+from emmy.search.schedule_space import ScheduleSpace
 
 Synthetic = Callable[..., list[Measurement]]
 PrepareRows = Callable[[list[Measurement]], Prepared]
@@ -50,10 +53,12 @@ def samples(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> Samples:
 def models(samples: Samples) -> tuple[CostModel, CostModel, CostModel]:
     """Three of one target, each trained on more than the one before, a second apart."""
     made = []
+    card = train(samples.take(np.arange(100)), TARGET, seeds=(0,)).model.card
     for i, n in enumerate((100, 125, 150)):
-        model = train(samples.take(np.arange(n)), TARGET, seeds=(0,)).model
-        card = replace(model.card, time_utc=f"2026-01-01T00:00:0{i}.000+00:00")
-        made.append(CostModel(card, model.text, "m"))
+        texts = fit(samples.take(np.arange(n)), (0,))
+        members = tuple(member_of(role, seed, text) for role, seed, text in texts)
+        dated = replace(card, members=members, time_utc=f"2026-01-01T00:00:0{i}.000+00:00")
+        made.append(CostModel(dated, "".join(text for _, _, text in texts), "m"))
     return made[0], made[1], made[2]
 
 
@@ -80,6 +85,18 @@ def test_a_rollback_takes_the_version_before_or_the_one_that_is_named(
     assert store.rollback(TARGET).digest == third  # what was in use before the rollback
     with pytest.raises(UsageError, match=r"has no version of cpu-portable that begins with 'zz'.*--list"):
         store.rollback(TARGET, "zz")
+
+
+def test_a_damaged_deployment_can_be_left_for_a_version_that_is_whole(
+    tmp_path: Path, models: tuple[CostModel, ...]
+) -> None:
+    store = ModelStore(tmp_path)
+    store.deploy(models[0])
+    (tmp_path / f"{TARGET}.json").write_text("{")
+    with pytest.raises(DataError):
+        store.deployed(TARGET)
+    assert store.rollback(TARGET, models[0].digest[:8]).digest == models[0].digest
+    assert (back := store.deployed(TARGET)) is not None and back.digest == models[0].digest
 
 
 def test_a_model_that_came_with_emmy_is_kept_before_it_is_replaced(
@@ -347,7 +364,6 @@ def test_a_watcher_killed_while_it_trains_leaves_nothing_half_done_and_the_next_
     tmp_path: Path, synthetic_rows: Synthetic
 ) -> None:
     from emmy.costmodel.samples import generated_digest
-    from emmy.ir.ops import parse_op
 
     target = load_target(TARGET)
     rows = [replace(r, source_digest=generated_digest(parse_op(r.op), r.schedule, target)) for r in synthetic_rows(25)]
@@ -368,3 +384,30 @@ def test_a_watcher_killed_while_it_trains_leaves_nothing_half_done_and_the_next_
     assert second.returncode == 130 and "models trained: 1" in err and "deployed: top-10 regret" in out
     straight = train_costmodel(tmp_path, TARGET)[0].trained
     assert straight is not None and straight.model.digest == store.versions(TARGET)[0].digest
+
+
+@pytest.mark.slow
+def test_rows_of_another_card_train_along_with_their_weight_and_a_processors_do_not(
+    tmp_path: Path, synthetic_rows: Synthetic, plan_digest: SourceDigest
+) -> None:
+    rows = list(synthetic_rows(5))
+    for name in ("h200", "rtx4090"):
+        card, rng = load_target(name), random.Random(name)
+        for op in ("matmul:512x512x512:f16", "matmul:256x512x1024:f16"):
+            space = ScheduleSpace(parse_op(op), card)
+            for text in sorted({space.sample(rng).key for _ in range(40)}):
+                digest = plan_digest(parse_op(op), text, card)
+                device = Device(name, card.product, "ab", "", "nvrtc")
+                us = 5.0 + 0.1 * len(text)
+                rows.append(
+                    Measurement(op, text, digest, device, "ok", (us,), Protocol(clock="event"), id=f"{len(rows):032x}")
+                )
+    _journal(tmp_path, [replace(r, id=f"{i:032x}") for i, r in enumerate(rows)])
+    (report,) = train_costmodel(tmp_path, "h200", source_digest=plan_digest)
+    assert report.trained is not None
+    (donor,) = report.trained.model.card.donors
+    there = sum(r.device.target == "rtx4090" for r in rows)
+    assert (donor.target, donor.samples) == ("rtx4090", there)
+    assert donor.weight == pytest.approx(OTHER_ARCHITECTURE / there)
+    saved = ModelStore(tmp_path / "models").versions("h200")[0]
+    assert saved.donors == (donor,) and saved.rows <= report.samples == sum(r.device.target == "h200" for r in rows)
