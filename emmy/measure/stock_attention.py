@@ -1,4 +1,4 @@
-"""torch's scaled dot product attention as something a measurer can time: the fastest of its backends. Knows no schedules."""
+"""torch's scaled dot product attention as something a measurer can time: one of its backends, or the fastest. Knows no schedules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emmy.errors import UsageError
 from emmy.ir.ops.attention import Attention
 from emmy.measure.device import Buffer, Call
+from emmy.measure.rivals import SDPA
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,7 @@ _RUNS = 3  # of each backend, of which the fastest counts
 
 @dataclass(frozen=True, slots=True)
 class TorchAttention:
-    """scaled_dot_product_attention on whole heads, by the backend that is fastest for the op.
+    """scaled_dot_product_attention on whole heads, by a backend, or by the one that is fastest for the op.
 
     torch has no form of it that writes to a given array: binding runs it once for the answer, and calls leave theirs where torch
     puts it. K and V are repeated for each head before anything is timed, for backends that need it.
@@ -28,10 +30,13 @@ class TorchAttention:
 
     op: Attention
     tensor: Callable[[Buffer], torch.Tensor]
+    backend: str = ""  # of emmy.measure.rivals.SDPA
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
         x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
-        calls = _running(self.op, x)
+        calls = _running(self.op, x, self.backend)
+        if not calls:
+            raise UsageError(f"{self.backend} does not compute {self.op.key} here")
         call = min(calls, key=lambda c: _seconds(c, x["Q"].is_cuda))
         x["O"].copy_(call().reshape(x["O"].shape))
 
@@ -41,8 +46,8 @@ class TorchAttention:
         return run
 
 
-def _running(op: Attention, x: Mapping[str, torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
-    """Calls of every backend that computes the op here."""
+def _running(op: Attention, x: Mapping[str, torch.Tensor], only: str) -> list[Callable[[], torch.Tensor]]:
+    """Calls of every backend that computes the op here, or of the one that is named."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -71,12 +76,15 @@ def _running(op: Attention, x: Mapping[str, torch.Tensor]) -> list[Callable[[], 
         return run
 
     found: list[Callable[[], torch.Tensor]] = []
-    for backend in (
+    backends = (
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
         SDPBackend.EFFICIENT_ATTENTION,
         SDPBackend.MATH,
-    ):
+    )
+    for name, backend in zip(SDPA, backends, strict=True):
+        if only and name != only:
+            continue
         if backend is SDPBackend.MATH and found:
             break  # it makes every logit in memory
         for kv in ((k, v), every)[: 1 + grouped]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Glu
+from emmy.ir.ops.glu_linear import GluLinear
 from emmy.ir.ops.matmul import STATISTIC, Matmul
+from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.torch_formula import outputs
@@ -30,6 +32,8 @@ def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> Runnable | Non
             return TorchCompiled(op, tensor, lambda x: _gated(op, x))
         case FormulaOp():
             return TorchCompiled(op, tensor, lambda x: _formula(op, x))
+        case NormLinear() | GluLinear():
+            return TorchCompiled(op, tensor, lambda x: _made_linear(op, x))
         case _:
             return None
 
@@ -97,6 +101,19 @@ def _linear(op: Matmul, x: Tensors) -> dict[str, torch.Tensor]:
             case "silu":
                 y = functional.silu(y)
     return {op.output: y, **({"S": y.float().square().sum(1)} if STATISTIC in op.epilogue else {})}
+
+
+def _made_linear(op: NormLinear | GluLinear, x: Tensors) -> dict[str, torch.Tensor]:
+    from torch.nn import functional
+
+    match op:
+        case NormLinear():
+            made = functional.rms_norm(x["X"], (op.k,), x["g"], EPS)
+        case GluLinear():
+            gelu = op.activation == "gelu_tanh"
+            made = (functional.gelu(x["G"], approximate="tanh") if gelu else functional.silu(x["G"])) * x["U"]
+    y = made @ (x["W"] if op.layout == "kn" else x["W"].t())
+    return {"Y": y + x["R"] if op.residual else y}
 
 
 def _gated(op: Glu, x: Tensors) -> dict[str, torch.Tensor]:

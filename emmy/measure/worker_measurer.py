@@ -202,7 +202,7 @@ class WorkerMeasurer(Measurer):
             return {i: self._row(c, "device_lost", answer.message, wall_s=wall_s) for i, c in enumerate(compiled)}
         if answer.stock and answer.stock.status != "ok":
             log.warning(
-                "%s: no ratio to %s, which computes something else: %s", job.op, answer.stock_name, answer.stock.message
+                "%s: no ratio to %s, which does not compute it: %s", job.op, answer.stock_name, answer.stock.message
             )
         self._surroundings.stop(answer)
         return {i: self._measured(c, job, i, answer, wall_s) for i, c in enumerate(compiled)}
