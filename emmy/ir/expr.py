@@ -279,15 +279,19 @@ class Named:
 
     def to(self, axes: tuple[str, ...]) -> Array:
         """The data with dimensions in the order of `axes`; size 1 where it does not depend on an axis."""
-        own = tuple(a for a in axes if a in self.axes)
-        moved = np.transpose(self.data, [self.axes.index(a) for a in own])
-        return moved.reshape([moved.shape[own.index(a)] if a in own else 1 for a in axes])
+        if axes == self.axes:
+            return self.data
+        own = [self.axes.index(a) for a in axes if a in self.axes]
+        shape = [self.data.shape[self.axes.index(a)] if a in self.axes else 1 for a in axes]
+        return self.data.transpose(own).reshape(shape)
 
 
 def apply_named(fn: str, args: tuple[Named, ...]) -> Named:
     """`fn` of arrays aligned by axis name."""
-    axes = tuple(dict.fromkeys(a for x in args for a in x.axes))
-    return Named(axes, np.asarray(FUNCTIONS[fn][1](*(x.to(axes) for x in args)), dtype=np.float64))
+    axes = args[0].axes if args else ()
+    if any(x.axes != axes for x in args):
+        axes = tuple(dict.fromkeys(a for x in args for a in x.axes))
+    return Named(axes, np.asarray(FUNCTIONS[fn][1](*[x.to(axes) for x in args]), dtype=np.float64))
 
 
 def evaluate(e: Expr, env: Env, load: Callable[[str], Block], names: Mapping[str, Named] | None = None) -> Named:

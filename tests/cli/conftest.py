@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     for name in config.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EMMY_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # these homes need not survive a power cut
 
 
 @pytest.fixture

@@ -164,7 +164,9 @@ def test_what_the_system_refuses_is_named_with_its_file_and_is_no_fault_of_emmy(
     assert "fault in Emmy" not in said.err and said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("redirected", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    "redirected", [*(pytest.param(r, marks=pytest.mark.slow) for r in (">&-", "2>&-")), ">&- 2>&-", "2>/dev/full"]
+)
 def test_a_closed_or_full_stream_is_no_fault(redirected: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "EMMY_HOME": str(tmp_path)}
     command = f"{sys.executable} -m emmy show matmul:4x4x4:f32 --ir op {redirected}"

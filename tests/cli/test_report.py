@@ -99,7 +99,7 @@ def on_a_terminal(*command: str, **variables: str) -> str:
     return drawn.decode()
 
 
-@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize("no_color", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_on_a_terminal_a_search_draws_a_bar_with_rate_and_eta(tmp_path: Path, no_color: str) -> None:
     fake = str(ROOT / "tests" / "search" / "fake_tune.py")
     drawn = on_a_terminal(

@@ -173,7 +173,7 @@ def walk_is_right(target: str, seed: int) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "cpu-avx2", "rtx4090", "h200"])
 def test_a_walk_of_the_search_space_ends_in_a_complete_plan_that_is_right(target: str):
-    for seed in range(25):
+    for seed in range(12):
         walk_is_right(target, seed)
 
 
@@ -181,7 +181,7 @@ def test_a_walk_of_the_search_space_ends_in_a_complete_plan_that_is_right(target
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("target", ["cpu", "rtx4090", "h200", "rtx5090"])
 def test_many_walks_of_the_search_space_are_right(target: str, block: int):
-    for seed in range(100 + 20 * block, 120 + 20 * block):
+    for seed in range(12 + 20 * block, 32 + 20 * block):
         walk_is_right(target, seed)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emmy.costmodel.features import feature_set
 from emmy.costmodel.fit import Samples, fit
 from emmy.costmodel.samples import CHANGED, CONTENDED, DERIVED, DISTURBED, ELSEWHERE, FAILED, ILLEGAL, Prepared
 from emmy.costmodel.train import TrainedModel, is_exam, judge, train
@@ -24,6 +25,17 @@ PrepareRows = Callable[[list[Measurement]], Prepared]
 @pytest.fixture(scope="module")
 def samples(synthetic_rows: Synthetic, prepare_rows: PrepareRows) -> Samples:
     return prepare_rows(synthetic_rows()).samples
+
+
+def invented(each: int) -> Samples:
+    """So many samples of each of 24 workloads, whose times follow from their first feature; few others say anything."""
+    names = tuple(f"matmul:{64 + 8 * i}x256x256:f32" for i in range(24))
+    n = len(names) * each
+    workload = np.repeat(np.arange(len(names)), each)
+    x = np.zeros((n, len(feature_set().names)))
+    x[:, :4] = np.random.default_rng(0).random((n, 4))
+    ids = tuple(map(str, range(n)))
+    return Samples(x, 2 ** (6 * x[:, 0]), workload, names, workload, names, ("s",) * n, ids, feature_set())
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +117,8 @@ def test_too_few_samples_are_refused_with_what_to_do(samples: Samples, target: T
 
 
 def test_an_eighth_of_many_workloads_is_kept_out_of_every_final_fit(target: Target) -> None:
-    from emmy.costmodel.features import feature_set
-
-    names = tuple(f"matmul:{64 + 8 * i}x256x256:f32" for i in range(24))
-    n = len(names) * 10
-    workload = np.repeat(np.arange(len(names)), 10)
-    rng = np.random.default_rng(0)
-    x = rng.random((n, len(feature_set().names)))
-    s = Samples(
-        x, 2 ** (3 * x[:, 0]), workload, names, workload, names, ("s",) * n, tuple(map(str, range(n))), feature_set()
-    )
+    s = invented(10)
+    names, workload = s.workloads, s.workload
     exam = {names[i] for i in workload[is_exam(s)]}
     assert 0 < len(exam) < len(names) / 3
     model = train(s, target.name, seeds=(0,))
@@ -124,17 +128,8 @@ def test_an_eighth_of_many_workloads_is_kept_out_of_every_final_fit(target: Targ
 
 
 def test_a_model_that_fails_the_exam_does_not_replace_the_deployed_one(target: Target) -> None:
-    from emmy.costmodel.features import feature_set
-
-    names = tuple(f"matmul:{64 + 8 * i}x256x256:f32" for i in range(24))
-    rng, each = np.random.default_rng(0), 30
-    n = len(names) * each
-    workload = np.repeat(np.arange(len(names)), each)
-    x = rng.random((n, len(feature_set().names)))
-    good = Samples(
-        x, 2 ** (6 * x[:, 0]), workload, names, workload, names, ("s",) * n, tuple(map(str, range(n))), feature_set()
-    )
-    bad = replace(good, x=rng.random(x.shape))
+    good = invented(20)
+    bad = replace(good, x=np.random.default_rng(1).permutation(good.x))
     old, new = train(good, target.name, seeds=(0,)), train(bad, target.name, seeds=(0,))
     flattering = replace(new, scores=old.scores)
     verdict = judge(flattering, good, old.model)

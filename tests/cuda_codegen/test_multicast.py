@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, str, tuple[tuple[str, int], ...]]] = {
 }
 
 
-@pytest.mark.parametrize("order", range(len(SCHEDULES)))
+@pytest.mark.parametrize("order", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, len(SCHEDULES)))])
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_cluster_shares_is_right_in_every_order(name: str, order: int):
     op, schedule, sizes = CASES[name]

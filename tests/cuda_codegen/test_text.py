@@ -92,7 +92,10 @@ OPS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", (*GPUS, "h100", "l40s", "rtxpro6000"))
+ALIKE = (pytest.param(x, marks=pytest.mark.slow) for x in ("h100", "l40s", "rtxpro6000"))  # in what code they take
+
+
+@pytest.mark.parametrize("gpu", (*GPUS, *ALIKE))
 @pytest.mark.parametrize("op", OPS)
 def test_code_is_generated_for_the_default_and_for_walks_of_the_space(op: str, gpu: str):
     import random

@@ -210,7 +210,7 @@ def test_a_cpu_is_not_measured_here_and_no_gpu_is_no_device() -> None:
         CudaMeasurer(load_target("a100"))
 
 
-@pytest.mark.parametrize("stage", ["cp_async,2", "ldg,1"])
+@pytest.mark.parametrize("stage", ["cp_async,2", pytest.param("ldg,1", marks=pytest.mark.slow)])
 def test_generated_code_goes_all_the_way_to_the_card(stage: str, machine: Path) -> None:
     """Compiled by NVRTC in a process of its own, loaded, bound and launched; the stand-in only does not compute."""
     op = "matmul:64x64x64:f16:nk"
