@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -224,19 +224,22 @@ def _these(race: Challenge) -> str:
     return f"the best of {n - 1 or 'its'} neighbour{'s' * (n > 2)}" if n > 1 else "its schedule"
 
 
-def _stock_us(rows: Sequence[Measurement]) -> float:
-    """The stock kernel's time at one size; 1 where nothing was raced."""
-    return median([r.baseline_us for r in rows if r.baseline_us] or [1.0])
+def _stock_us(rows: Sequence[Measurement]) -> dict[str, float]:
+    """The time at one size of each kernel that schedules were raced against: a ratio says nothing of another one's."""
+    of: dict[str, list[float]] = {}
+    for r in rows:
+        of.setdefault(r.baseline, []).append(r.baseline_us or 1.0)
+    return {name: median(us) for name, us in of.items()}
 
 
-def _costs(pool: Sequence[Measurement], stock_us: float) -> dict[str, Cost]:
-    """Of each schedule its time, told through the ratio to the stock kernel where it was raced: that of another day counts."""
+def _costs(pool: Sequence[Measurement], stock_us: Mapping[str, float]) -> dict[str, Cost]:
+    """Of each schedule its time, told through the ratio to the kernel that it was raced against: that of another day counts."""
     by_schedule: dict[str, list[Cost]] = {}
     for r in undisturbed([r for r in pool if is_raced(r)] or pool):
         if is_raced(r):
             s = r.static
             ends = (s["speedup"], s["speedup_high"], s["speedup_low"])
-            cost = Cost(*(stock_us / x for x in ends))
+            cost = Cost(*(stock_us[r.baseline] / x for x in ends))
         else:
             us = r.time_us or 0.0
             cost = Cost(us, us, us)

@@ -14,7 +14,7 @@ from emmy.errors import UsageError
 from emmy.ir.dispatch import parse_dispatch
 from emmy.ir.ops import parse_op
 from emmy.records import Candidate
-from emmy.search.ranges import dispatch_of
+from emmy.search.ranges import RangeWinner, dispatch_of
 from tests.cli.conftest import Emmy
 from tests.search.by_size import BySize
 
@@ -128,6 +128,16 @@ def test_bench_says_when_another_schedule_serves_an_op_afterwards(
     after = str(dispatch_of(api.table(OP)))
     assert change["op"] == OP and (change["before"], change["after"]) == (before, after) and before != after
     assert f"what serves it is now {after}, instead of {before}" in said.err
+
+
+def test_a_stored_table_with_a_schedule_that_is_illegal_today_is_not_shown(
+    emmy: Emmy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = parse_dispatch("m 33..64: | m 65..128: k0.C/atom(fma,4,16,1,7)").ranges
+    ranges = tuple(RangeWinner("m", r, parse_op(OP).within("m", r.lo, r.hi).key) for r in older)
+    monkeypatch.setattr("emmy.lookup.find_table", lambda *_: ranges)
+    said = emmy("show", OP)
+    assert said.code == 2 and said.out == "" and "m 65..128: move 0 k0.C/atom(fma,4,16,1,7): " in said.err
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.program import upper
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
+from emmy.ranged import Measured as Rows
 from emmy.ranged import Predicted, settle
-from emmy.records import Candidate, Measurement, Status
+from emmy.records import Candidate, Device, Measurement, Protocol, Status
 from emmy.search.events import Event, Measured, Note, Racing
 from emmy.search.predictions import Prediction
 from emmy.search.ranges import span_of
@@ -129,6 +130,22 @@ def test_a_shorter_run_of_an_interrupted_one_ends_in_no_worse_a_table(tmp_path: 
         (serving,) = (w for w in table if w.range.lo <= lo and hi <= w.range.hi)
         serving_us, stored_us = (measurer.time_us(Candidate(op, s)) for s in (serving.range.schedule, stored.schedule))
         assert serving_us <= stored_us * 1.01
+
+
+def test_a_race_against_another_rival_tells_nothing_of_the_ratio_to_the_stock_kernel() -> None:
+    whole, target = parse_op(OP), load_target("cpu")
+
+    def row(schedule: str, us: float, rival: str, rival_us: float) -> Measurement:
+        ratio = dict.fromkeys(("speedup", "speedup_low", "speedup_high"), rival_us / us)
+        device = Device("cpu", target.product, "", "", "")
+        return Measurement(
+            OP, schedule, "", device, "ok", (us,), Protocol(), baseline=rival, baseline_us=rival_us, static=ratio
+        )
+
+    rows = [row("a", 100.0, "stock", 100.0), row("b", 110.0, "stock", 100.0), row("a", 100.0, "a faster one", 50.0)]
+    known = Rows(whole, target, {(17, 128): rows}).known()
+    assert {s: c.value for s, c in known.costs[17, 128].items()} == {"a": 100.0, "b": pytest.approx(110.0)}
+    assert [r.schedule for r in known.ranges] == ["a"]
 
 
 def test_one_schedule_may_be_asked_for(tmp_path: Path) -> None:
