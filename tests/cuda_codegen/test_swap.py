@@ -239,6 +239,7 @@ def test_every_walk_that_swaps_ends_in_text_and_is_found_again(op: str):
         assert space.locate(point.key) is not None
 
 
+@pytest.mark.slow
 def test_at_most_two_blocks_read_a_weight_and_k_comes_64_or_128_at_a_time():
     space = ScheduleSpace(parse_op("matmul:16x4096x3840:f16:nk"), H200)
     rng = random.Random(0)

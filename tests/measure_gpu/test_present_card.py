@@ -69,6 +69,7 @@ def error(done: subprocess.CompletedProcess[str]) -> str:
     return str(json.loads(done.stdout.splitlines()[-1])["message"])
 
 
+@pytest.mark.slow
 def test_tune_measures_on_the_card_and_stores_rows_under_its_name(machine: Machine) -> None:
     done = machine.emmy("tune", OP, "--gpu", "rtx4090", "--budget", "4", "--strategy", "random")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -140,12 +141,14 @@ def test_doctor_says_how_the_card_is_set_and_who_else_is_there(machine: Machine)
         assert piece in " ".join(busy)
 
 
+@pytest.mark.slow
 def test_doctor_finds_a_driver_too_old_for_the_compiler_and_hidden_cards(machine: Machine) -> None:
     state, found, step = doctor(machine, FAKE_CUDA_VERSION="12040")["NVRTC"]
     assert (state, "runs CUDA up to 12.4 only" in found, "update the driver" in step) == ("missing", True, True)
     assert "CUDA_VISIBLE_DEVICES" in doctor(machine, FAKE_CUDA_COUNT="0")["GPU"][1]
 
 
+@pytest.mark.slow
 def test_doctor_names_a_lock_folder_that_cannot_be_written(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("")
     for name in ("device lock", "GPU 0 lock"):

@@ -50,7 +50,7 @@ class TestCollect(_Registered):
     name, learns = "collect", False
 
 
-@pytest.mark.parametrize("name", ["mcts", "auto"])
+@pytest.mark.parametrize("name", [pytest.param("mcts", marks=pytest.mark.slow), "auto"])
 def test_the_pool_of_an_unlisted_space_stays_small_and_the_search_still_sees_all_of_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
