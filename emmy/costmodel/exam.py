@@ -16,6 +16,7 @@ from emmy.costmodel.donors import DonorSamples, with_donors
 from emmy.costmodel.evaluate import ProblemScore, RankerScore, summary
 from emmy.costmodel.fit import SEEDS, Samples, ensemble
 from emmy.costmodel.heldout import Split, folds, scores_of
+from emmy.costmodel.train import MIN_SAMPLES
 from emmy.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -74,7 +75,7 @@ def examine(
 ) -> Exam:
     """The exam of models that are each trained on one side of a split, and judged by the other. Raises UsageError without any."""
     if not splits:
-        raise UsageError("one op alone leaves none to hold out. Measure more: `emmy tune ...`")
+        raise _too_few(samples)
     problems: list[ProblemScore] = []
     parts: list[tuple[Floats, Floats, Floats, NDArray[np.int64]]] = []
     for i, (known, unseen) in enumerate(splits):
@@ -126,6 +127,12 @@ def leave_gpu_out(
     return tuple(out)
 
 
+def _too_few(samples: Samples) -> UsageError:
+    n_ops = len(np.unique(samples.workload))
+    least = f"at least {MIN_SAMPLES} of two ops are needed, so that one can be held out"
+    return UsageError(f"{len(samples)} usable samples of {n_ops} ops; {least}. Measure more: `emmy tune ...`")
+
+
 def learning_curve(
     samples: Samples,
     donors: Sequence[DonorSamples] = (),
@@ -142,7 +149,7 @@ def learning_curve(
     """
     splits = list(folds(samples, n_folds))
     if not splits:
-        raise UsageError("one op alone leaves none to hold out. Measure more: `emmy tune ...`")
+        raise _too_few(samples)
     n_donors = sum(len(d.samples) for d in donors)
     ways = [
         (share, helped) for share in shares for helped in (False, True) if (share or helped) and (donors or not helped)

@@ -53,7 +53,7 @@ def test_intervals_hold_more_the_wider_they_are_and_ratios_are_no_worse_than_the
 def test_a_single_op_leaves_nothing_to_hold_out(samples: Samples) -> None:
     one = samples.take(np.flatnonzero(samples.workload == 0))
     for exam_of in (lambda: examine(one, list(folds(one))), lambda: learning_curve(one)):
-        with pytest.raises(UsageError, match="one op alone"):
+        with pytest.raises(UsageError, match=r"of 1 ops; at least 50 of two ops"):
             exam_of()
 
 
