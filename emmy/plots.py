@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from emmy.costmodel.exam import CurvePoint, Exam
     from emmy.search.evaluate import SearchScore
 
-_SIZE = (7.0, 4.5)  # inches
+_SIZE = (9.0, 4.5)  # inches
+_STYLES = ("-", "--", ":")  # colours repeat after ten
 
 
 def best_so_far(rows: Sequence[SearchScore], folder: Path) -> list[Path]:
@@ -21,34 +22,23 @@ def best_so_far(rows: Sequence[SearchScore], folder: Path) -> list[Path]:
     out = []
     for space in dict.fromkeys(r.space for r in rows):
         own = sorted((r for r in rows if r.space == space), key=lambda r: -r.score)
-        figure, axes = _figure()
-        for r in own:
+        figure = _figure()
+        axes = figure.subplots()
+        for i, r in enumerate(own):
             random = r.strategy == "random"
-            label = f"{r.strategy} ({r.score:.2f})"
-            axes.plot(
-                range(1, len(r.speed) + 1),
-                r.speed,
-                label=label,
-                color="black" if random else None,
-                lw=2 if random else 1,
-            )
-        axes.set(
-            xscale="log",
-            xlabel="evaluations",
-            ylabel="optimum / best time so far",
-            title=f"{space}, {own[0].points} points",
-        )
+            style = {"color": "black", "lw": 2.0} if random else {"lw": 1.0, "ls": _STYLES[i // 10 % len(_STYLES)]}
+            axes.plot(range(1, len(r.speed) + 1), r.speed, label=f"{r.strategy} ({r.score:.2f})", **style)
+        axes.set(xscale="log", xlabel="evaluations", ylabel="optimum / best time so far")
+        axes.set_title(f"{space}, {own[0].points} points")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="lower right", title="strategy (score)", title_fontsize=7)
+        figure.legend(fontsize=7, loc="outside right upper", title="strategy (score)", title_fontsize=7)
         out.append(_saved(figure, folder / f"search-{_file_name(space)}.png"))
     return out
 
 
 def calibration(name: str, exam: Exam, folder: Path) -> Path:
     """Measured against predicted times of held-out samples, and how often intervals hold what they should."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.5), layout="constrained")
+    figure = _figure((10.0, 4.5))
     left, right = figure.subplots(1, 2)
     both = [*exam.predicted, *exam.measured]
     low, high = min(both), max(both)
@@ -69,9 +59,7 @@ def calibration(name: str, exam: Exam, folder: Path) -> Path:
 
 def learning_curve(name: str, points: Sequence[CurvePoint], folder: Path) -> Path:
     """Top-1 and top-10 regret against the share of the card's rows, with donors and without; the best of what needs no model."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.5), layout="constrained")
+    figure = _figure((10.0, 4.5))
     for axes, field in zip(figure.subplots(1, 2), ("top1", "top10"), strict=True):
         for ranker in ("model", "nearest", "fixed", "random"):
             for helped in (False, True):
@@ -89,17 +77,13 @@ def learning_curve(name: str, points: Sequence[CurvePoint], folder: Path) -> Pat
     return _saved(figure, folder / f"curve-{_file_name(name)}.png")
 
 
-def _figure() -> tuple[object, Axes]:
+def _figure(size: tuple[float, float] = _SIZE) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    return figure, figure.subplots()
+    return Figure(figsize=size, layout="constrained")
 
 
-def _saved(figure: object, path: Path) -> Path:
-    from matplotlib.figure import Figure
-
-    assert isinstance(figure, Figure)
+def _saved(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path

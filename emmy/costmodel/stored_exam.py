@@ -15,6 +15,7 @@ from emmy.costmodel.recorded_samples import by_parameters, gemm_rows, siblings_o
 from emmy.costmodel.replayed import Replays
 from emmy.costmodel.retrain import usable_rows
 from emmy.costmodel.samples import generated_digest, prepare
+from emmy.costmodel.train import check_enough
 from emmy.errors import NoSuchDevice, UsageError
 from emmy.ir.target import load_target
 from emmy.workloads import recorded
@@ -25,6 +26,7 @@ RECORDED = "recorded"  # as a donor
 def judge_stored(home: Path, gpu: str, n_folds: int | None, on_progress: Progress) -> Exam:
     """The exam of the target's stored rows. Raises UsageError when there is nothing to hold out."""
     samples = _samples(_ingested(home), gpu, on_progress)
+    check_enough(samples, gpu)
     return examine(samples, list(folds(samples, n_folds)), on_progress=on_progress)
 
 
@@ -49,6 +51,7 @@ def stored_curve(
     """
     dataset = _ingested(home)
     samples = _samples(dataset, gpu, on_progress)
+    check_enough(samples, gpu)
     parts: list[tuple[str, Samples]] = []
     for name in donors:
         if name == gpu:

@@ -67,11 +67,7 @@ def train(
 
     donors: other cards' samples, in every fit and in no judgement
     """
-    if len(samples) < MIN_SAMPLES:
-        raise UsageError(
-            f"{len(samples)} usable samples of target {target}, at least {MIN_SAMPLES} are needed. "
-            f"Measure more: `emmy tune --gpu {target} ...`"
-        )
+    check_enough(samples, target)
     splits = list(folds(samples, FOLDS))
     problems: list[ProblemScore] = []
     errors: list[Floats] = []
@@ -106,6 +102,15 @@ def train(
     )
     model_ = CostModel(card, "".join(text for _, _, text in texts), f"the new model of {target}")
     return TrainedModel(model_, scores, tuple(problems))
+
+
+def check_enough(samples: Samples, target: str) -> None:
+    """Raises UsageError when there are too few samples to train on, or to judge by."""
+    if len(samples) < MIN_SAMPLES:
+        raise UsageError(
+            f"{len(samples)} usable samples of target {target}, at least {MIN_SAMPLES} are needed. "
+            f"Measure more: `emmy tune --gpu {target} ...`"
+        )
 
 
 def judge(new: TrainedModel, samples: Samples, old: CostModel | None) -> Verdict:
