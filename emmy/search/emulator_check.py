@@ -27,7 +27,7 @@ from emmy.ir.target import Target
 Source = Callable[[Plan, Target], SourceUnit]
 
 _WHOLE_FLOPS = 1e8  # an op with less work is not cut down
-_WHOLE_ROWS_FLOPS = 1e6  # the same for rows, of which each flop is a step of a thread
+_WHOLE_ROWS_FLOPS = 1e4  # the same for rows, of which each flop is a step of a thread
 _ROWS_OF_TABLE = 7  # of one that is gathered from
 _MOST_FLOPS = 5e8  # one with more is not run: small warp tiles take many steps
 
