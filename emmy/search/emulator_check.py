@@ -97,7 +97,7 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     return whole
 
 
-def _smaller(op: Products | Attention | FormulaOp, plan: Plan) -> Iterator[Op]:
+def _smaller(op: Products | FormulaOp, plan: Plan) -> Iterator[Op]:
     """The op with fewer tiles along each axis, a ragged last one kept, smallest first."""
     program = op.program()
     axes = {a: upper(d) for a, d in program.dims}
