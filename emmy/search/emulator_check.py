@@ -7,6 +7,7 @@ the same plan: the same loops and steps, rings, transports, atoms and split, eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -17,7 +18,7 @@ from emmy.codegen.emulator import SCHEDULES
 from emmy.codegen.lower import complete
 from emmy.errors import EmuError, PlanError, UsageError
 from emmy.ir.gpu import accumulation, transfer_bytes
-from emmy.ir.ops import Attention, Op, Products
+from emmy.ir.ops import Attention, Formula, FormulaOp, Op, Products
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
 from emmy.ir.program import Dim, Sym, upper
 from emmy.ir.schedule import replay
@@ -26,6 +27,8 @@ from emmy.ir.target import Target
 Source = Callable[[Plan, Target], SourceUnit]
 
 _WHOLE_FLOPS = 1e8  # an op with less work is not cut down
+_WHOLE_ROWS_FLOPS = 1e4  # the same for rows, of which each flop is a step of a thread
+_ROWS_OF_TABLE = 7  # of one that is gathered from
 _MOST_FLOPS = 5e8  # one with more is not run: small warp tiles take many steps
 
 
@@ -77,7 +80,8 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     None when no op of a feasible size has that plan.
     """
     whole = op if op.work().flops <= _MOST_FLOPS else None
-    if not isinstance(op, Products | Attention) or op.work().flops <= _WHOLE_FLOPS:
+    least = _WHOLE_ROWS_FLOPS if isinstance(op, FormulaOp) else _WHOLE_FLOPS
+    if not isinstance(op, Products | Attention | FormulaOp) or op.work().flops <= least:
         return whole
     plan = replay(op.program(), schedule, target)
     form = _form(plan)
@@ -93,12 +97,20 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     return whole
 
 
-def _smaller(op: Products, plan: Plan) -> Iterator[Products]:
+def _smaller(op: Products | FormulaOp, plan: Plan) -> Iterator[Op]:
     """The op with fewer tiles along each axis, a ragged last one kept, smallest first."""
-    axes = {a: upper(d) for a, d in op.program().dims}
+    program = op.program()
+    axes = {a: upper(d) for a, d in program.dims}
+    walked = {a for s in program.stages for a in s.every}
     tries = product(*(_lengths(plan, axis, size) for axis, size in axes.items()))
     for sizes in sorted(tries, key=prod):
         at: dict[str, Dim] = dict(zip(axes, sizes, strict=True))
+        if isinstance(op, FormulaOp):
+            open_m = ((a, d, upper(at[a]) if a in walked else min(axes[a], _ROWS_OF_TABLE)) for a, d in program.dims)
+            dims = ((a, Sym(d.name, min(d.lo, n), n) if isinstance(d, Sym) else n) for a, d, n in open_m)
+            with suppress(PlanError):  # a formula that names a position which is gone
+                yield Formula(replace(program, dims=tuple(dims)))
+            continue
         if isinstance(op.m, Sym):
             m = upper(at["m"])
             at["m"] = Sym(op.m.name, min(op.m.lo, m), m)

@@ -19,6 +19,7 @@ from emmy.ir.plan import naive
 from emmy.ir.row_tiles import row_tile
 from emmy.ir.schedule import replay
 from emmy.ir.target import load_target
+from emmy.search.emulator_check import reduced
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.workloads import load
 from tests.cuda_codegen.emulated import GPUS, Run, unit
@@ -130,6 +131,12 @@ def test_contractions_are_no_rows(op: str) -> None:
 )  # fmt: skip
 def test_a_search_reaches_good_divisions_by_itself(op: str, schedule: str) -> None:
     assert ScheduleSpace(parse_op(op), load_target("h200")).locate(schedule) is not None
+
+
+def test_a_check_in_the_emulator_takes_fewer_rows_of_the_same_division() -> None:
+    schedule = "k0/split(m,grid,4) k0/split(n,grid,1024) k0/split(n,warp,256) k0/split(m,warp,1) k0/split(m,lane,1)"
+    small = reduced(parse_op("embedding:512x1024x262144:f16"), schedule, load_target("h200"))
+    assert small is not None and small.program().sizes() == {"m": 8, "n": 1024, "v": 7}
 
 
 def random_rows(seed: int) -> Run:
