@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import e as euler
-from math import log, log2, prod
+from math import log, log2
 
 from emmy.codegen.cpu_fold import parts_name
-from emmy.codegen.cuda_atoms import Contraction, Fold, fragments
+from emmy.codegen.cuda_atoms import Fold, fragments
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
-from emmy.codegen.cuda_values import Chain, Folds, Spread, index_of, over_states, part_start
+from emmy.codegen.cuda_values import Folds, Spread, index_of, over_states, part_start
 from emmy.codegen.cuda_vector import function, store
 from emmy.codegen.cuda_wgmma import check_described, descriptor, further
 from emmy.codegen.kernel import (
     Call,
-    Given,
     Int,
     IntVar,
     LetInt,
@@ -52,16 +51,13 @@ from emmy.codegen.kernel_gpu import (
     unrolled,
 )
 from emmy.codegen.ptx.wgmma import wgmma_name
-from emmy.codegen.steps import Compute
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors
 from emmy.ir.gpu import GROUP
-from emmy.ir.masks import compared, layers
 from emmy.ir.moves.atom import mnk_axes
 from emmy.ir.plan import AGENTS, Atom, Work
 from emmy.ir.program import MAX, SUM, Monoid, Stage
 from emmy.ir.relative import Relative, relative
 
-_ABSENT = -3e38  # in place of an element that does not exist: below every maximum
 # Sums are made relative to a new maximum only where it is beyond the one they are relative to by this much: weights are
 # at most its exponential, 2^8, and after the first few pieces there is nothing to do.
 _SLACK = 8 * log(2)
@@ -414,65 +410,6 @@ class LiftedWgmma(Lifted):
     def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
         own = times(bits(shifted(THREAD, 5), GROUP - 1), Int(16))
         return fragments(self, own, self.atom.m, self.nt)
-
-
-# ---------------------------------------------------------------- what a lift reads
-def keep(w: Walk, chain: Chain, fold: Contraction, value: str, to: str, folded: str) -> tuple[Stmt, ...]:
-    """The chain's last value in the registers `to`, its own or those of the sums it is made of, masked where the mask hides any."""
-    if fold.n != folded:
-        raise w.cannot(f"{value} lies along {fold.n} in registers, a lift folds it along {folded}")
-    spread, at = fold.spread()
-    stage, first = w.plan.program.stage(value), w.plan.program.stage(chain.steps[0].stage)
-    assert first.monoid is not None
-    sums, e = at[first.out], counter("e", spread.width)
-    place = plus(sums.at, e)
-    inner, masks = layers(stage.body)
-    made = Chain(w, tuple(s for s in chain.steps if s != Compute(value)))
-    body: list[Stmt] = [*made.make(spread, {first.out: {c: sums for c, _ in first.monoid.state}})]
-    if Compute(value) in chain.steps:
-        body += made.made(stage, inner, spread)
-    here = made.held[Read(value, stage.axes)]
-    if (here.view, here.at) != (to, sums.at):
-        body += unrolled("e", spread.width, (Store(to, place, Load(here.view, plus(here.at, e))),))
-    own = (Regs(to, "f32", prod(n for _, n in (*spread.rows, *spread.columns)) * spread.width),)
-    ends = {"": (Int(0), Int(0))} | {a: _ends(w, fold, a) for a in stage.axes[-2:]}
-
-    def element(axis: str) -> Whole:
-        if not axis:
-            return Int(0)
-        return plus(spread.spot[axis], e) if axis == spread.axes[-1] else spread.spot[axis]
-
-    def hidden(some: Whole, shown: Whole, otherwise: float) -> Stmt:
-        """Where `some` elements are hidden, another number for each that is not shown."""
-        number = Given(shown, Load(to, place), Num(otherwise))
-        return If(some, _everywhere(spread, unrolled("e", spread.width, (Store(to, place, number),))))
-
-    out = [*(own if to != sums.view else ()), *_everywhere(spread, tuple(body))]
-    for cond, otherwise in masks:
-        found = compared(cond)
-        assert found is not None
-        x, y, offset = found
-        if x not in ends or y not in ends:
-            raise w.cannot(f"{value} is masked along {x} and {y}, an atom has {', '.join(ends)}")
-        clear = below(ends[x][1], plus(ends[y][0], Int(offset + 1)))
-        out.append(hidden(same(clear, Int(0)), below(element(x), plus(element(y), Int(offset + 1))), otherwise))
-    if not w.scope[folded].full:
-        end = w.scope[folded].end
-        out.append(hidden(below(plus(end, Int(-1)), ends[folded][1]), below(element(folded), end), _ABSENT))
-    return tuple(out)
-
-
-def _ends(w: Walk, fold: Contraction, axis: str) -> tuple[Whole, Whole]:
-    """The first and the last position of a warp's block along an axis."""
-    size = w.plan.extent(tuple(x for x in w.nest if x.level in ("grid", "cluster", "serial", *AGENTS)), axis)
-    first = plus(w.scope[axis].lo, w.warp_offset(axis))
-    return first, plus(first, Int(size - 1))
-
-
-def _everywhere(spread: Spread, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for var, count in reversed((*spread.columns, *spread.rows)):
-        body = unrolled(var, count, body)
-    return body
 
 
 def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:

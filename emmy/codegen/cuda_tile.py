@@ -17,7 +17,8 @@ from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_count import Count, count_of
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
-from emmy.codegen.cuda_lift import Lifted, keep, lifted
+from emmy.codegen.cuda_kept import keep
+from emmy.codegen.cuda_lift import Lifted, lifted
 from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_rows import Rows, rows
