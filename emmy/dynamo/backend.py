@@ -29,6 +29,7 @@ from emmy.ir.target import load_target, target_names
 
 log = logging.getLogger("emmy.dynamo")
 Call = Callable[..., object]
+RESTS = ("torch", "inductor")
 _VIEWS = {
     "view", "reshape", "_unsafe_view", "permute", "t", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select", "split",
     "split_with_sizes", "alias", "detach", "getitem", "unbind", "as_strided",
@@ -43,6 +44,7 @@ class Options:
     gpu:     target; None = the CPU, or the card that the tensors are on
     threads: of a CPU; None = as many as torch uses
     check:   the first call runs torch beside every kernel; one whose answer is off by more than its op allows is torch's again
+    rest:    who runs what is no kernel of Emmy's: "torch", operator by operator, or "inductor", which fuses it
     home:    folder of measurements
     on_report: is given the report of each graph
     """
@@ -50,6 +52,7 @@ class Options:
     gpu: str | None = None
     threads: int | None = None
     check: bool = False
+    rest: str = "torch"
     home: Path | None = None
     on_report: Callable[[GraphReport], None] = field(default=_reports.append)
 
@@ -63,6 +66,8 @@ def backend(
     except TypeError:
         known = ", ".join(f for f in Options.__slots__)
         raise UsageError(f"options of the backend are {known}; got {', '.join(options or ())}") from None
+    if chosen.rest not in RESTS:
+        raise UsageError(f"rest is {chosen.rest!r}; allowed are {', '.join(RESTS)}")
     return compile_graph(gm, example_inputs, chosen)
 
 
@@ -164,6 +169,8 @@ def _groups(gm: GraphModule, left: dict[Node, str]) -> list[Group]:
 class _Compiled:
     """A graph ready to run. The first call checks the kernels, where that was asked for."""
 
+    run: Call | None  # None until the kernels are checked
+
     def __init__(
         self,
         gm: GraphModule,
@@ -173,14 +180,13 @@ class _Compiled:
         options: Options,
     ) -> None:
         self.gm, self.ops, self.left, self.report = gm, ops, left, report
-        self.module = rewritten(gm, ops)
-        self.is_to_be_checked = options.check
+        self.rest, self.is_to_be_checked = options.rest, options.check
+        self.run = None if self.is_to_be_checked else self._made()
         self._say()
 
     def __call__(self, *args: torch.Tensor) -> object:
-        if not self.is_to_be_checked:
-            return self.module(*args)
-        self.is_to_be_checked = False
+        if self.run is not None:
+            return self.run(*args)
         found = check(self.gm, self.ops, args)
         for v in found:
             if v.error <= 1:
@@ -191,9 +197,13 @@ class _Compiled:
             self.report.wrong.append(what)
             del self.ops[v.group]
             self.left = {**self.left, **dict.fromkeys(v.group.nodes, "its kernel's answer was wrong")}
-        self.module = rewritten(self.gm, self.ops)
+        self.run = self._made()
         self._say()
-        return self.module(*args)
+        return self.run(*args)
+
+    def _made(self) -> Call:
+        module = rewritten(self.gm, self.ops)
+        return module if self.rest == "torch" else _by_inductor(module)
 
     def _say(self) -> None:
         """Writes into the report what runs where."""
@@ -212,6 +222,19 @@ class _Compiled:
         self.report.fallbacks = [
             Fallback(_name(n), n.name, self.left.get(n) or _reason(n)) for n in rest if not _is_view(n)
         ]
+
+
+def _by_inductor(module: GraphModule) -> Call:
+    """The graph compiled by Inductor, to which Emmy's operators are opaque."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    with torch._guards.detect_fake_mode(inputs):
+        traced = make_fx(module, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(*inputs)
+    code = compile_fx_inner(traced, inputs)
+    return lambda *args: code(list(args))
 
 
 def _name(n: Node) -> str:
@@ -260,6 +283,7 @@ def compile(
     gpu: str | None = None,
     threads: int | None = None,
     check: bool = False,
+    rest: str = "torch",
     home: Path | None = None,
     dynamic: bool | None = False,
 ) -> CompiledModule:
@@ -267,7 +291,7 @@ def compile(
 
     Options as in `Options`; dynamic as torch.compile takes it. Raises UsageError, NoSuchDevice, or what torch raises.
     """
-    out = CompiledModule(module, Options(gpu, threads, check, home), dynamic)
+    out = CompiledModule(module, Options(gpu, threads, check, rest, home), dynamic)
     if inputs:
         out(*inputs)
     return out

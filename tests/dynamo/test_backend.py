@@ -235,6 +235,20 @@ def test_an_option_that_is_unknown_is_refused() -> None:
 
 
 @pytest.mark.slow
+def test_inductor_may_run_the_rest() -> None:
+    x = torch.randn(2, 5, 32)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.cumsum(F.silu(F.linear(x, W["q"])), -1).sin() + x
+
+    call = compiled(f, x, rest="inductor")
+    close(call(x), f(x), torch.float32)
+    assert [k.op for k in call.reports[0].kernels] == ["matmul:10x32x32:f32:nk,silu"]
+    with pytest.raises(Exception, match="rest is 'nobody'; allowed are torch, inductor"):
+        compiled(f, x, rest="nobody")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_layer_of_gemma_4s_form_has_eagers_answer(dtype: torch.dtype) -> None:
     from experiments.decoder_layer import Sizes, layer_and_inputs
