@@ -16,6 +16,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Node
 
+from emmy.dynamo.attentions import find_attentions
 from emmy.dynamo.chains import find_chains
 from emmy.dynamo.check import check
 from emmy.dynamo.graph import aten
@@ -26,10 +27,11 @@ from emmy.dynamo.report import Fallback, GraphReport, KernelUse
 from emmy.dynamo.rewriting import rewritten
 from emmy.errors import EmmyError, NoSuchDevice, UsageError
 from emmy.ir.target import load_target, target_names
+from emmy.lookup import winner
 
 log = logging.getLogger("emmy.dynamo")
 Call = Callable[..., object]
-RESTS = ("torch", "inductor")
+RESTS, ATTENTIONS = ("torch", "inductor"), ("tuned", "always", "never")
 _VIEWS = {
     "view", "reshape", "_unsafe_view", "permute", "t", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select", "split",
     "split_with_sizes", "alias", "detach", "getitem", "unbind", "as_strided",
@@ -44,6 +46,7 @@ class Options:
     gpu:     target; None = the CPU, or the card that the tensors are on
     threads: of a CPU; None = as many as torch uses
     check:   the first call runs torch beside every kernel; one whose answer is off by more than its op allows is torch's again
+    attention: "tuned" = where a measured schedule of the op is stored, since torch has good kernels of its own; "always"; "never"
     rest:    who runs what is no kernel of Emmy's: "torch", operator by operator, or "inductor", which fuses it
     home:    folder of measurements
     on_report: is given the report of each graph
@@ -52,6 +55,7 @@ class Options:
     gpu: str | None = None
     threads: int | None = None
     check: bool = False
+    attention: str = "tuned"
     rest: str = "torch"
     home: Path | None = None
     on_report: Callable[[GraphReport], None] = field(default=_reports.append)
@@ -66,8 +70,9 @@ def backend(
     except TypeError:
         known = ", ".join(f for f in Options.__slots__)
         raise UsageError(f"options of the backend are {known}; got {', '.join(options or ())}") from None
-    if chosen.rest not in RESTS:
-        raise UsageError(f"rest is {chosen.rest!r}; allowed are {', '.join(RESTS)}")
+    for name, allowed in (("rest", RESTS), ("attention", ATTENTIONS)):
+        if getattr(chosen, name) not in allowed:
+            raise UsageError(f"{name} is {getattr(chosen, name)!r}; allowed are {', '.join(allowed)}")
     return compile_graph(gm, example_inputs, chosen)
 
 
@@ -123,6 +128,12 @@ def _compile_aten(gm: GraphModule, example_inputs: Sequence[torch.Tensor], *, op
 def _made(key: str, gpu: str, device: torch.device, options: Options) -> TorchOp | EmmyError:
     """The operator of an op, compiled; or why there is none. What a near problem's schedule cannot do, the default may."""
     why = EmmyError()
+    if key.startswith("attention:") and options.attention != "always":
+        tuned = options.attention == "tuned" and winner(key, gpu=gpu, threads=options.threads or 1, home=options.home)
+        if not tuned:
+            return EmmyError(
+                "no measured schedule is stored, and torch has good kernels of its own (attention='always')"
+            )
     for near in (True, False):
         try:
             op = torch_op(key, gpu=gpu, threads=options.threads, near=near, home=options.home)
@@ -152,7 +163,7 @@ def _target(gm: GraphModule, options: Options) -> tuple[str, torch.device]:
 def _groups(gm: GraphModule, left: dict[Node, str]) -> list[Group]:
     """Groups that share no node; `left` gets the nodes that are in none, where there is more to say than that."""
     out: list[Group] = []
-    for found in find_linears(gm.graph):
+    for found in (*find_linears(gm.graph), *find_attentions(gm.graph)):
         if isinstance(found, Group):
             out.append(found)
         else:
@@ -249,9 +260,6 @@ def _is_view(n: Node) -> bool:
 
 def _reason(n: Node) -> str:
     """Why an operator that nothing looked at is torch's."""
-    name = _name(n)
-    if "scaled_dot_product" in name:
-        return "attention is not looked for"
     if n.target in (aten.bmm.default, aten.baddbmm.default):
         return "products in batches are not looked for"
     if any(not isinstance(s, int) for x in (n, *n.all_input_nodes) for s in getattr(x.meta.get("val"), "shape", ())):
@@ -283,6 +291,7 @@ def compile(
     gpu: str | None = None,
     threads: int | None = None,
     check: bool = False,
+    attention: str = "tuned",
     rest: str = "torch",
     home: Path | None = None,
     dynamic: bool | None = False,
@@ -291,7 +300,7 @@ def compile(
 
     Options as in `Options`; dynamic as torch.compile takes it. Raises UsageError, NoSuchDevice, or what torch raises.
     """
-    out = CompiledModule(module, Options(gpu, threads, check, rest, home), dynamic)
+    out = CompiledModule(module, Options(gpu, threads, check, attention, rest, home), dynamic)
     if inputs:
         out(*inputs)
     return out

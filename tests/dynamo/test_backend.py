@@ -235,6 +235,29 @@ def test_an_option_that_is_unknown_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_is_a_kernel_where_that_is_asked_for(kv_heads: int) -> None:
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 6, h, 16).transpose(1, 2) for h in (4, kv_heads, kv_heads))
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        causal = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return causal + F.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], scale=0.5, enable_gqa=True)
+
+    call = compiled(f, q, k, v, attention="always", check=True)
+    close(call(q, k, v), f(q, k, v), torch.float32)
+    (report,) = call.reports
+    group = "" if kv_heads == 4 else ",kv4"
+    assert [x.op for x in report.kernels] == [
+        f"attention:8x6x6x16:f32:causal{group}",
+        f"attention:8x6x5x16:f32:{group[1:]}{',' * bool(group)}scale0.5",
+    ]
+    assert len(report.checked) == 2
+    left = compiled(f, q, k, v).reports[0].fallbacks
+    assert sum("no measured schedule is stored" in x.reason for x in left) == 2
+
+
+@pytest.mark.slow
 def test_inductor_may_run_the_rest() -> None:
     x = torch.randn(2, 5, 32)
 
