@@ -155,7 +155,9 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> tuple[Measured,
     layer, inputs = layer_and_inputs(SIZES[name], tokens, dtype, device)
     torch._dynamo.reset()
     n_before = len(reports())
-    options = {"gpu": args.gpu, "check": True} | ({"threads": args.threads} if device == "cpu" else {})
+    options = {"gpu": args.gpu, "check": True, "attention": args.attention} | (
+        {"threads": args.threads} if device == "cpu" else {}
+    )
     compiled = {"eager": layer, "emmy": torch.compile(layer, backend="emmy", dynamic=False, options=options)}
     if not args.no_inductor:
         rest = options | {"rest": "inductor"}
@@ -225,6 +227,9 @@ def main() -> int:
     parser.add_argument("--tokens", help="of the sequence (default: 64 on a CPU, else 1,64,512,2048)")
     parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), help="default: f32 on a CPU, else f16")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU (default: 1)")
+    parser.add_argument(
+        "--attention", choices=("tuned", "always", "never"), default="tuned", help="when Emmy's (default: tuned)"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--out", type=Path)
