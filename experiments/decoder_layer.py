@@ -154,9 +154,14 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> tuple[Measured,
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[args.dtype]
     layer, inputs = layer_and_inputs(SIZES[name], tokens, dtype, device)
     torch._dynamo.reset()
-    options = {"gpu": args.gpu, "check": True} | ({"threads": args.threads} if device == "cpu" else {})
+    n_before = len(reports())
+    options = {"gpu": args.gpu, "check": True, "attention": args.attention} | (
+        {"threads": args.threads} if device == "cpu" else {}
+    )
     compiled = {"eager": layer, "emmy": torch.compile(layer, backend="emmy", dynamic=False, options=options)}
     if not args.no_inductor:
+        rest = options | {"rest": "inductor"}
+        compiled["emmy, rest by inductor"] = torch.compile(layer, backend="emmy", dynamic=False, options=rest)
         compiled["inductor"] = torch.compile(layer, dynamic=False)
     with torch.no_grad():
         answers = {}
@@ -164,7 +169,7 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> tuple[Measured,
             try:
                 answers[lane] = call(*inputs).double()
             except Exception as e:  # Inductor needs a compiler that may not be here
-                if lane == "emmy":
+                if lane in ("eager", "emmy"):
                     raise
                 sys.stderr.write(f"{lane} does not run here: {str(e).splitlines()[0][:200]}\n")
                 del compiled[lane]
@@ -176,7 +181,7 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> tuple[Measured,
         ms = timed_ms(runs, device, args.rounds)
         if device == "cuda":
             ms |= timed_ms({f"{lane} in a graph": graphed(run) for lane, run in runs.items()}, device, args.rounds)
-    report = reports()[-1]
+    report = reports()[n_before]
     error = float((answers["emmy"] - answers["eager"]).abs().max()) / rms
     found = Measured(
         name,
@@ -222,6 +227,9 @@ def main() -> int:
     parser.add_argument("--tokens", help="of the sequence (default: 64 on a CPU, else 1,64,512,2048)")
     parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), help="default: f32 on a CPU, else f16")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU (default: 1)")
+    parser.add_argument(
+        "--attention", choices=("tuned", "always", "never"), default="tuned", help="when Emmy's (default: tuned)"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--out", type=Path)

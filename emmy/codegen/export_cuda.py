@@ -30,8 +30,8 @@ HELPERS = """\
 
 # libcuda's encoder through the runtime, so that nothing but the runtime is linked.
 MAPS = """
-static int encode(CUtensorMap *map, CUtensorMapDataType type, int64_t item_bytes, const void *at, int64_t columns, int64_t rows,
-                  uint32_t box_columns, uint32_t box_rows, uint32_t panels, CUtensorMapSwizzle swizzle) {
+static int encode(CUtensorMap *map, CUtensorMapDataType type, const void *at, cuuint32_t rank, const cuuint64_t *size,
+                  const cuuint64_t *strides, const cuuint32_t *box, CUtensorMapSwizzle swizzle) {
   typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -44,12 +44,9 @@ static int encode(CUtensorMap *map, CUtensorMapDataType type, int64_t item_bytes
     if (how != cudaDriverEntryPointSuccess) return cudaErrorInsufficientDriver;
     call = (Encode)found;
   }
-  const cuuint64_t wide = panels ? box_columns : (cuuint64_t)columns;
-  const cuuint64_t size[3] = {wide, (cuuint64_t)rows, panels ? columns / wide : 1};
-  const cuuint64_t strides[2] = {(cuuint64_t)(columns * item_bytes), wide * item_bytes};
-  const cuuint32_t box[3] = {box_columns, box_rows, panels}, every[3] = {1, 1, 1};
-  const CUresult r = call(map, type, panels ? 3 : 2, (void *)at, size, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint32_t every[5] = {1, 1, 1, 1, 1};
+  const CUresult r = call(map, type, rank, (void *)at, size, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;  // an address that is not a multiple of 16
 }
 """
@@ -152,10 +149,7 @@ def _launch(h: PlanHead, k: HeadKernel) -> list[str]:
     lines, given = ["  {"], []
     for p in k.parameters:
         if isinstance(p, HeadMap):
-            item = next(b.item_bytes for b in h.buffers if b.name == p.of)
-            sizes = f"{infix(p.columns, syms)}, {infix(p.rows, syms)}, {p.box_columns}, {p.box_rows}, {p.panels}"
-            form = f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[p.dtype]}, {item}, {p.of}, {sizes}, CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[p.swizzle]}"
-            lines += [f"    CUtensorMap {p.of}_map;", f"    if (int e = encode(&{p.of}_map, {form})) return e;"]
+            lines += _map(h, p, syms)
             given.append(f"&{p.of}_map")
         elif p[0] == "size":
             lines.append(f"    int len_{p[1]} = (int){p[1]};")
@@ -166,6 +160,29 @@ def _launch(h: PlanHead, k: HeadKernel) -> list[str]:
     how = f"{infix(k.blocks, syms)}, {k.threads}, {k.smem_bytes}, {k.cluster}, {str(k.early).lower()}"
     lines.append(f"    if (int e = launch((const void *){k.name}, {how}, parameters, stream)) return e;")
     return [*lines, "  }"]
+
+
+def _map(h: PlanHead, p: HeadMap, syms: Sequence[str]) -> list[str]:
+    """Statements that describe an array to the copy engine, its innermost dimension first."""
+    item = next(b.item_bytes for b in h.buffers if b.name == p.of)
+    columns, rows = infix(p.columns, syms), infix(p.rows, syms)
+    further = [infix(x, syms) for x in p.further]
+    wide = str(p.box_columns) if p.panels else columns
+    sizes, box = [wide, rows], [p.box_columns, p.box_rows]
+    strides = [further[0] if further else columns]  # in elements
+    if p.panels:
+        sizes, strides, box = [*sizes, f"{columns} / {wide}"], [*strides, wide], [*box, p.panels]
+    for size, apart in zip(further[1::2], further[2::2], strict=True):
+        sizes, strides, box = [*sizes, size], [*strides, apart], [*box, 1]
+    name, long = f"{p.of}_map", "const cuuint64_t"
+    arrays = f"{name}_size, {name}_strides, {name}_box, CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[p.swizzle]}"
+    return [
+        f"    {long} {name}_size[] = {{{', '.join(f'(cuuint64_t)({x})' for x in sizes)}}};",
+        f"    {long} {name}_strides[] = {{{', '.join(f'(cuuint64_t)({x} * {item})' for x in strides)}}};",
+        f"    const cuuint32_t {name}_box[] = {{{', '.join(map(str, box))}}};",
+        f"    CUtensorMap {name};",
+        f"    if (int e = encode(&{name}, CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[p.dtype]}, {p.of}, {len(box)}, {arrays})) return e;",
+    ]
 
 
 def entry(n_bytes: int) -> str:

@@ -31,7 +31,11 @@ class HeadBuffer:
 
 @dataclass(frozen=True, slots=True)
 class HeadMap:
-    """A tensor map of a buffer. `panels`: 0 = two dimensions, else boxes of so many panels of `box_columns`."""
+    """A tensor map of a buffer. `panels`: 0 = none, else boxes of so many panels of `box_columns`, a dimension behind the rows.
+
+    further: () = rows one after another; else how many elements apart they are, then (size, elements apart) of each further
+             dimension, of which a box holds one position
+    """
 
     of: str
     dtype: str
@@ -41,6 +45,7 @@ class HeadMap:
     panels: int
     columns: Postfix
     rows: Postfix
+    further: tuple[Postfix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,10 @@ def read_head(lines: Sequence[str]) -> PlanHead:
 
 
 def _map(words: Sequence[str]) -> HeadMap:
-    at, end = words.index(":"), len(words) - 1 - words[::-1].index(":")
-    name, dtype, rows, columns, swizzle, *panels = words[:at]
-    form = int(rows), int(columns), int(swizzle), int(panels[0]) if panels else 0
-    return HeadMap(name, dtype, *form, tuple(words[at + 1 : end]), tuple(words[end + 1 :]))
+    form, columns, rows, *further = (tuple(part.split()) for part in " ".join(words).split(":"))
+    name, dtype, box_rows, box_columns, swizzle, *panels = form
+    box = int(box_rows), int(box_columns), int(swizzle), int(panels[0]) if panels else 0
+    return HeadMap(name, dtype, *box, columns, rows, tuple(further))
 
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {

@@ -16,6 +16,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Node
 
+from emmy.dynamo.attentions import find_attentions
 from emmy.dynamo.chains import find_chains
 from emmy.dynamo.check import check
 from emmy.dynamo.graph import aten
@@ -26,9 +27,11 @@ from emmy.dynamo.report import Fallback, GraphReport, KernelUse
 from emmy.dynamo.rewriting import rewritten
 from emmy.errors import EmmyError, NoSuchDevice, UsageError
 from emmy.ir.target import load_target, target_names
+from emmy.lookup import winner
 
 log = logging.getLogger("emmy.dynamo")
 Call = Callable[..., object]
+RESTS, ATTENTIONS = ("torch", "inductor"), ("tuned", "always", "never")
 _VIEWS = {
     "view", "reshape", "_unsafe_view", "permute", "t", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select", "split",
     "split_with_sizes", "alias", "detach", "getitem", "unbind", "as_strided",
@@ -43,6 +46,8 @@ class Options:
     gpu:     target; None = the CPU, or the card that the tensors are on
     threads: of a CPU; None = as many as torch uses
     check:   the first call runs torch beside every kernel; one whose answer is off by more than its op allows is torch's again
+    attention: "tuned" = where a measured schedule of the op is stored, since torch has good kernels of its own; "always"; "never"
+    rest:    who runs what is no kernel of Emmy's: "torch", operator by operator, or "inductor", which fuses it
     home:    folder of measurements
     on_report: is given the report of each graph
     """
@@ -50,6 +55,8 @@ class Options:
     gpu: str | None = None
     threads: int | None = None
     check: bool = False
+    attention: str = "tuned"
+    rest: str = "torch"
     home: Path | None = None
     on_report: Callable[[GraphReport], None] = field(default=_reports.append)
 
@@ -63,6 +70,9 @@ def backend(
     except TypeError:
         known = ", ".join(f for f in Options.__slots__)
         raise UsageError(f"options of the backend are {known}; got {', '.join(options or ())}") from None
+    for name, allowed in (("rest", RESTS), ("attention", ATTENTIONS)):
+        if getattr(chosen, name) not in allowed:
+            raise UsageError(f"{name} is {getattr(chosen, name)!r}; allowed are {', '.join(allowed)}")
     return compile_graph(gm, example_inputs, chosen)
 
 
@@ -118,6 +128,12 @@ def _compile_aten(gm: GraphModule, example_inputs: Sequence[torch.Tensor], *, op
 def _made(key: str, gpu: str, device: torch.device, options: Options) -> TorchOp | EmmyError:
     """The operator of an op, compiled; or why there is none. What a near problem's schedule cannot do, the default may."""
     why = EmmyError()
+    if key.startswith("attention:") and options.attention != "always":
+        tuned = options.attention == "tuned" and winner(key, gpu=gpu, threads=options.threads or 1, home=options.home)
+        if not tuned:
+            return EmmyError(
+                "no measured schedule is stored, and torch has good kernels of its own (attention='always')"
+            )
     for near in (True, False):
         try:
             op = torch_op(key, gpu=gpu, threads=options.threads, near=near, home=options.home)
@@ -147,7 +163,7 @@ def _target(gm: GraphModule, options: Options) -> tuple[str, torch.device]:
 def _groups(gm: GraphModule, left: dict[Node, str]) -> list[Group]:
     """Groups that share no node; `left` gets the nodes that are in none, where there is more to say than that."""
     out: list[Group] = []
-    for found in find_linears(gm.graph):
+    for found in (*find_linears(gm.graph), *find_attentions(gm.graph)):
         if isinstance(found, Group):
             out.append(found)
         else:
@@ -164,6 +180,8 @@ def _groups(gm: GraphModule, left: dict[Node, str]) -> list[Group]:
 class _Compiled:
     """A graph ready to run. The first call checks the kernels, where that was asked for."""
 
+    run: Call | None  # None until the kernels are checked
+
     def __init__(
         self,
         gm: GraphModule,
@@ -173,14 +191,13 @@ class _Compiled:
         options: Options,
     ) -> None:
         self.gm, self.ops, self.left, self.report = gm, ops, left, report
-        self.module = rewritten(gm, ops)
-        self.is_to_be_checked = options.check
+        self.rest, self.is_to_be_checked = options.rest, options.check
+        self.run = None if self.is_to_be_checked else self._made()
         self._say()
 
     def __call__(self, *args: torch.Tensor) -> object:
-        if not self.is_to_be_checked:
-            return self.module(*args)
-        self.is_to_be_checked = False
+        if self.run is not None:
+            return self.run(*args)
         found = check(self.gm, self.ops, args)
         for v in found:
             if v.error <= 1:
@@ -191,9 +208,13 @@ class _Compiled:
             self.report.wrong.append(what)
             del self.ops[v.group]
             self.left = {**self.left, **dict.fromkeys(v.group.nodes, "its kernel's answer was wrong")}
-        self.module = rewritten(self.gm, self.ops)
+        self.run = self._made()
         self._say()
-        return self.module(*args)
+        return self.run(*args)
+
+    def _made(self) -> Call:
+        module = rewritten(self.gm, self.ops)
+        return module if self.rest == "torch" else _by_inductor(module)
 
     def _say(self) -> None:
         """Writes into the report what runs where."""
@@ -214,6 +235,19 @@ class _Compiled:
         ]
 
 
+def _by_inductor(module: GraphModule) -> Call:
+    """The graph compiled by Inductor, to which Emmy's operators are opaque."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    with torch._guards.detect_fake_mode(inputs):
+        traced = make_fx(module, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(*inputs)
+    code = compile_fx_inner(traced, inputs)
+    return lambda *args: code(list(args))
+
+
 def _name(n: Node) -> str:
     if isinstance(n.target, torch._ops.OpOverload):
         return str(n.target._schema.name).replace("::", ".")
@@ -226,9 +260,6 @@ def _is_view(n: Node) -> bool:
 
 def _reason(n: Node) -> str:
     """Why an operator that nothing looked at is torch's."""
-    name = _name(n)
-    if "scaled_dot_product" in name:
-        return "attention is not looked for"
     if n.target in (aten.bmm.default, aten.baddbmm.default):
         return "products in batches are not looked for"
     if any(not isinstance(s, int) for x in (n, *n.all_input_nodes) for s in getattr(x.meta.get("val"), "shape", ())):
@@ -260,6 +291,8 @@ def compile(
     gpu: str | None = None,
     threads: int | None = None,
     check: bool = False,
+    attention: str = "tuned",
+    rest: str = "torch",
     home: Path | None = None,
     dynamic: bool | None = False,
 ) -> CompiledModule:
@@ -267,7 +300,7 @@ def compile(
 
     Options as in `Options`; dynamic as torch.compile takes it. Raises UsageError, NoSuchDevice, or what torch raises.
     """
-    out = CompiledModule(module, Options(gpu, threads, check, home), dynamic)
+    out = CompiledModule(module, Options(gpu, threads, check, attention, rest, home), dynamic)
     if inputs:
         out(*inputs)
     return out

@@ -24,7 +24,7 @@ from emmy.ir.program import Dim, Program, Sym, Value
 from emmy.ir.target import load_target
 from emmy.levels import Subject
 from emmy.lookup import as_op, load, near_subjects, subjects
-from emmy.runtime.launcher import LoadedPlan
+from emmy.runtime.launcher import BoundPlan, LoadedPlan
 
 DTYPES: dict[DType, torch.dtype] = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32,
@@ -34,7 +34,17 @@ INFERENCE = (
     "Emmy is for inference: call it under torch.no_grad() or torch.inference_mode(), or with requires_grad_(False)"
 )
 _LIBRARY = torch.library.Library("emmy", "FRAGMENT")
+_MOST_BOUND = 256
 _made: dict[str, TorchOp] = {}
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A plan on a device. `bound`: what was run lately, with its stream, sizes and addresses: torch's allocator repeats them."""
+
+    plan: LoadedPlan
+    symbols: tuple[str, ...]
+    bound: dict[tuple[int, ...], BoundPlan] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -59,12 +69,16 @@ class TorchOp:
     home: InitVar[Path | None]
     overload: torch._ops.OpOverload = field(init=False)
     _load: Callable[[], LoadedPlan] = field(init=False)
-    _plans: dict[int, LoadedPlan] = field(default_factory=dict)
+    _fixed: tuple[tuple[tuple[tuple[int, ...], torch.dtype], ...], dict[str, int]] | None = field(init=False)
+    _plans: dict[int, _Loaded] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self, given: str | None, home: Path | None) -> None:
         self._load = partial(load, self.op, given, gpu=self.gpu, threads=self.threads, home=home)
         p = self.program
+        sizes = {a: d for a, d in p.dims if isinstance(d, int)}
+        forms = tuple((tuple(sizes.get(a, 0) for a in v.axes), DTYPES[v.dtype]) for v in p.inputs)
+        self._fixed = (forms, sizes) if len(sizes) == len(p.dims) else None
         out = "Tensor" if len(p.outputs) == 1 else f"({', '.join('Tensor' for _ in p.outputs)})"
         arguments = ", ".join(f"Tensor {name}" for name in self.inputs)
         _LIBRARY.define(f"{self.name}({arguments}) -> {out}", tags=(torch.Tag.pt2_compliant_tag,))
@@ -109,7 +123,9 @@ class TorchOp:
                 if number >= 0:
                     torch.cuda.current_stream().synchronize()  # makes the context that the plan is loaded into
                 if number not in self._plans:
-                    self._plans[number] = self._load()
+                    self._plans[number] = _Loaded(
+                        self._load(), tuple(s.name for _, s in self.program.dims if isinstance(s, Sym))
+                    )
 
     def run(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         device = tensors[0].device
@@ -119,15 +135,18 @@ class TorchOp:
         sizes = self._sizes(tensors)
         inputs = [_placed(t) for t in tensors]
         outputs = self._outputs(tensors[0], sizes)
-        addresses = [t.data_ptr() for t in (*inputs, *outputs)]
-        symbols = {s.name: sizes[a] for a, s in self.program.dims if isinstance(s, Sym)}
-        if number < 0:
-            with self._lock:  # a plan belongs to one thread at a time
-                self._plans[number].run(addresses, symbols, self.threads)
-        else:
-            with torch.cuda.device(device):
-                stream = torch.cuda.current_stream(device).cuda_stream
-                self._plans[number].run(addresses, symbols, stream=stream)
+        stream = torch._C._cuda_getCurrentRawStream(number) if number >= 0 else 0
+        symbols = tuple(sizes[a] for a, s in self.program.dims if isinstance(s, Sym))
+        key = (stream, *symbols, *(t.data_ptr() for t in (*inputs, *outputs)))
+        plan = self._plans[number]
+        with self._lock:  # a plan belongs to one thread at a time
+            call = plan.bound.get(key)
+            if call is None:
+                if len(plan.bound) >= _MOST_BOUND:
+                    plan.bound.clear()
+                named = dict(zip(plan.symbols, symbols, strict=True))
+                call = plan.bound[key] = plan.plan.bind(key[1 + len(symbols) :], named, self.threads, stream)
+            call()
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _without_gradient(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -150,13 +169,21 @@ class TorchOp:
 
     def _sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
         """The size of each axis. Raises UsageError for a tensor of another dtype, shape or device than the op takes."""
-        p, sizes = self.program, dict[str, int]()
+        if self._fixed is not None:
+            device = tensors[0].device
+            if all(
+                t.shape == s and t.dtype == d and t.device == device
+                for t, (s, d) in zip(tensors, self._fixed[0], strict=True)
+            ):
+                return self._fixed[1]
+        p, sizes, symbols = self.program, dict[str, int](), dict[str, int]()
         for v, t in zip(p.inputs, tensors, strict=True):
             wanted = [sizes.get(a, p.dim(a)) for a in v.axes]
             if t.dtype != DTYPES[v.dtype] or t.dim() != len(wanted) or t.device != tensors[0].device:
                 raise self._refused(v, wanted, t)
             for axis, want, size in zip(v.axes, wanted, t.shape, strict=True):
-                if not (want.lo <= size <= want.hi if isinstance(want, Sym) else size == want):
+                fits = want.lo <= size <= want.hi if isinstance(want, Sym) else size == want
+                if not fits or (isinstance(want, Sym) and symbols.setdefault(want.name, size) != size):
                     raise self._refused(v, wanted, t)
                 sizes[axis] = size
         return sizes

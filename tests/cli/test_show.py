@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import emmy as package
 from emmy.levels import HEADINGS, LEVELS
 from emmy.testing.five_plans import FIVE_PLANS
 from tests.cli.conftest import OP, Emmy
+from tests.workloads.decoders import LLAMA3_8B
 
 SCHEDULE = "k0/split(k,serial,32) k0/stage(B,pack,1) k0.C/atom(fma,4,8,1,4)"
 
@@ -95,12 +97,17 @@ def test_dump_writes_numbered_files(emmy: Emmy, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "plans").iterdir()) == sorted(e.name for e in FIVE_PLANS)
 
 
-def test_a_set_lists_its_cases(emmy: Emmy) -> None:
+def test_a_set_lists_its_cases(emmy: Emmy, tmp_path: Path) -> None:
     said = emmy("show", "@gemma4-12b", "--json")
     assert len(said.of("case")) == 258
     assert len(emmy("show", "@projections", "--json").of("case")) == 5
-    assert "has no op text" not in emmy("show", "@gemma4-12b/q_proj*").err
-    assert "has no op text" in emmy("show", "@gemma4-12b").err
+    assert "has no op text" not in emmy("show", "@gemma4-12b").err
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA3_8B))
+    said = emmy("show", f"@config:{config}:widths=1..8:context=9", "--json")
+    assert {(c["part"], c["op"]) for c in said.of("case") if c["op"] is None} == {("attention", None)}
+    assert next(c["count"] for c in said.of("case") if c["part"] == "o_proj") == 32
+    assert ", 1 of them (-) of a kind that has no op text yet" in said.err
 
 
 def test_a_symbolic_op_says_at_which_size_its_figures_are(emmy: Emmy) -> None:

@@ -117,7 +117,8 @@ def test_what_the_exported_launcher_asks_of_cuda_is_what_emmys_own_asks(tmp_path
         "workspace parts 4 2 $0 * 128 *\nworkspace flags 4 7\n"
         "kernel k0 256 65536 $0 127 + 128 / 2 *\ncluster 2\nearly\n"
         "map A f16 128 32 2 : 256 : $0\nmap B bf16 64 64 3 : 64 : 128\npass parts\nsize m\n"
-        "kernel k1 32 0 $0 3 min 4 max 9 % 1 -\nearly\nmap A f16 64 32 1 4 : 256 : $0\npass C\nsize m\npass flags\n"
+        "kernel k1 32 0 $0 3 min 4 max 9 % 1 -\nearly\n"
+        "map A f16 64 32 1 4 : 256 : $0 : 512 : 3 : $0 512 * : 5 : 7\npass C\nsize m\npass flags\n"
     )
     (tmp_path / "plan").write_bytes(fake.plan("k0 listed 0 0 3 1\nk1 listed 0 0 2 1\n", lines))
     fake.run(
@@ -145,7 +146,7 @@ def test_what_the_exported_launcher_asks_of_cuda_is_what_emmys_own_asks(tmp_path
     assert done.returncode == 0, done.stderr
 
     def asked(text: str) -> list[str]:
-        return [line for line in text.splitlines() if line.startswith(("map", "panels", "launch", "with", "given"))]
+        return [line for line in text.splitlines() if line.startswith(("map", "further", "launch", "with", "given"))]
 
     ours, own = asked(done.stdout), asked((tmp_path / "log").read_text())
     for kind in (
@@ -156,7 +157,7 @@ def test_what_the_exported_launcher_asks_of_cuda_is_what_emmys_own_asks(tmp_path
         "p",
     ):  # Emmy's own describes all arrays to the copy engine before the first launch
         assert [x for x in ours if x.startswith(kind)] == [x for x in own if x.startswith(kind)]
-    assert len(own) == 2 * (3 + 1 + 2 + 3 + 2)
+    assert len(own) == 2 * (3 + 3 + 2 + 3 + 2)
     assert "attribute k0 8 65536" in done.stdout and done.stdout.count("allocate") == 1
     assert f"allocate {2 * 500 * 128 * 4 + 1024}" in done.stdout
 
@@ -186,12 +187,14 @@ def test_a_name_that_no_function_may_have_is_refused(name: str, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("gpu", ["rtx4090", "rtx5090", "h100", "h200"])
-@pytest.mark.parametrize("case", [0, 1, 2])
+@pytest.mark.parametrize("case", range(5))
 def test_nvcc_builds_an_exported_plan(gpu: str, case: int, tmp_path: Path) -> None:
     op, schedule = (
         ("matmul:512x4096x3840:f16:nk", None),
         ("matmul:m(1..512)x256x512:f16", f"m 1..64: {FINALIZE} | m 65..512: {TILED}"),
         ("geglu:64x512x256:bf16:nk", None),
+        ("attention:8x256x256x64:f16:causal,kv2", None),
+        ("rms_norm:64x512:f16:residual", None),
     )[case]
     made = emmy.export(op, schedule, gpu=gpu, out=tmp_path)
     nvcc_builds(made)

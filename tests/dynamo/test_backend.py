@@ -235,6 +235,43 @@ def test_an_option_that_is_unknown_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_is_a_kernel_where_that_is_asked_for(kv_heads: int) -> None:
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 6, h, 16).transpose(1, 2) for h in (4, kv_heads, kv_heads))
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        causal = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return causal + F.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], scale=0.5, enable_gqa=True)
+
+    call = compiled(f, q, k, v, attention="always", check=True)
+    close(call(q, k, v), f(q, k, v), torch.float32)
+    (report,) = call.reports
+    group = "" if kv_heads == 4 else ",kv4"
+    assert [x.op for x in report.kernels] == [
+        f"attention:8x6x6x16:f32:causal{group}",
+        f"attention:8x6x5x16:f32:{group[1:]}{',' * bool(group)}scale0.5",
+    ]
+    assert len(report.checked) == 2
+    left = compiled(f, q, k, v).reports[0].fallbacks
+    assert sum("no measured schedule is stored" in x.reason for x in left) == 2
+
+
+@pytest.mark.slow
+def test_inductor_may_run_the_rest() -> None:
+    x = torch.randn(2, 5, 32)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.cumsum(F.silu(F.linear(x, W["q"])), -1).sin() + x
+
+    call = compiled(f, x, rest="inductor")
+    close(call(x), f(x), torch.float32)
+    assert [k.op for k in call.reports[0].kernels] == ["matmul:10x32x32:f32:nk,silu"]
+    with pytest.raises(Exception, match="rest is 'nobody'; allowed are torch, inductor"):
+        compiled(f, x, rest="nobody")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_layer_of_gemma_4s_form_has_eagers_answer(dtype: torch.dtype) -> None:
     from experiments.decoder_layer import Sizes, layer_and_inputs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -142,3 +144,8 @@ def test_an_op_that_was_never_tuned_takes_the_winner_of_a_near_one(monkeypatch: 
     assert (op.schedules, op.origin) == (("k0/split(m,core,5)",), "near, the winner of matmul:8x24x40:f32:nk")
     a, b, _ = operands()
     torch.testing.assert_close(op(a, b, torch.tensor(0.5)), 0.5 * a @ b.t())
+
+
+def test_importing_emmy_does_not_import_torch() -> None:
+    script = "import sys, emmy, emmy.api, emmy.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

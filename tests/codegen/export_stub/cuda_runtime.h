@@ -20,7 +20,7 @@ static CUresult encode_tiled(CUtensorMap *map, int type, cuuint32_t rank, void *
   printf("map type %d rank %u dims %lu %lu stride %lu box %u %u every %u %u interleave %d swizzle %d promotion %d fill %d aligned %d\n", type,
          rank, dims[0], dims[1], strides[0], box[0], box[1], every[0], every[1], interleave, swizzle, promotion, fill,
          (int)((uintptr_t)map % 64 == 0));
-  if (rank > 2) printf("panels dim %lu stride %lu box %u every %u\n", dims[2], strides[1], box[2], every[2]);
+  for (cuuint32_t i = 2; i < rank; ++i) printf("further dim %lu stride %lu box %u every %u\n", dims[i], strides[i - 1], box[i], every[i]);
   map->words[0] = (uint64_t)address;
   return 0;
 }
