@@ -2,10 +2,11 @@
 
     python experiments/race_given.py given.jsonl --gpu h200 --out OUT --seconds 300
 
-Each line of the file is {"op": ..., "schedule": ..., "note": ...}; the note is only shown. Schedules of one op are raced in
-one process on the same buffers, each checked before it is timed. What does not build, or answers wrongly, becomes a row too.
-OUT gets races.jsonl (a line a schedule: times, ratio to the stock kernel, status) and rows.tar.gz, a shard folder for
-`emmy data import --own`. Ops are begun in the file's order until the time is up. Exit code 4 when an answer was wrong.
+With --against the races are run once for each rival (`emmy bench --help` has their names). Each line of the file is {"op":
+..., "schedule": ..., "note": ...}; the note is only shown. Schedules of one op are raced in one process on the same buffers,
+each checked before it is timed. What does not build, or answers wrongly, becomes a row too. OUT gets races.jsonl (a line a
+schedule: times, ratio to the stock kernel, status) and rows.tar.gz, a shard folder for `emmy data import --own`. Ops are
+begun in the file's order until the time is up. Exit code 4 when an answer was wrong.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def as_line(row: Measurement, note: str) -> dict[str, object]:
         "status": row.status,
         "message": row.message[:300],
         "time_us": row.time_us,
+        "baseline": row.baseline,
+        "baseline_us": row.baseline_us,
         "error_norm": row.error_norm,
         **{k: v for k, v in row.static.items() if k.startswith(("speedup", "stock"))},
     }
@@ -46,6 +49,9 @@ def main() -> int:
     parser.add_argument("--gpu", default="h200", help="target (default: h200)")
     parser.add_argument("--out", type=Path, required=True, help="folder for what is written")
     parser.add_argument("--work", type=Path, default=Path("/tmp/emmy-races"), help="folder for the dataset")
+    parser.add_argument(
+        "--against", nargs="+", default=[""], metavar="NAME", help="rivals to race against, one after another"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="no op is begun later than that")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -62,7 +68,9 @@ def main() -> int:
                 sys.stdout.write(f"time is up before {op}\n")
                 break
             with recording(home, "race", op, args.gpu, __version__) as keep:
-                for row in map(keep, here.race([Candidate(op, s) for s in schedules])):
+                for row in (
+                    keep(r) for x in args.against for r in here.race([Candidate(op, s) for s in schedules], against=x)
+                ):
                     line = as_line(row, schedules[row.schedule])
                     out.write(json.dumps(line) + "\n")
                     out.flush()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _PART = re.compile(r"part-[0-9a-f]{16}\.parquet")
+# A part is written once and lies in every checkout: rows of one schedule side by side, compressed for long (a third smaller).
+_LEVEL, _ROWS = 19, 200_000
 _TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -129,8 +131,8 @@ def write_part(folder: Path, rows: Sequence[Measurement]) -> Part:
         con.execute(CREATE)
         insert(con, "measurement", rows)
         con.execute(
-            f"COPY (SELECT {COLUMN_LIST} FROM measurement ORDER BY time_utc, id) TO {quote(temporary)} "
-            "(FORMAT parquet, COMPRESSION zstd)"
+            f"COPY (SELECT {COLUMN_LIST} FROM measurement ORDER BY op, schedule, time_utc, id) TO {quote(temporary)} "
+            f"(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {_LEVEL}, ROW_GROUP_SIZE {_ROWS})"
         )
     finally:
         con.close()
@@ -145,7 +147,7 @@ def read_part(path: Path) -> tuple[Measurement, ...]:
     con = in_memory()
     try:
         check_part_columns(con, path)
-        return fetch(con, f"SELECT {COLUMN_LIST} FROM read_parquet({quote(path)})")
+        return fetch(con, f"SELECT {COLUMN_LIST} FROM read_parquet({quote(path)}) ORDER BY time_utc, id")
     except DataError as e:
         raise DataError(f"{path}: {e}") from None
     finally:
