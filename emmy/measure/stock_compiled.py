@@ -63,7 +63,10 @@ class TorchCompiled:
                 found = self.function(dict(zip(names, given, strict=True)))
                 return tuple(found[o] for o in outputs)
 
-            self.made = torch.compile(positional, dynamic=False)
+            # torch counts compilations by code, and goes on uncompiled after a few: each op has code of its own, and
+            # fullgraph raises where torch would.
+            positional.__code__ = positional.__code__.replace(co_name=f"op_{id(self)}")
+            self.made = torch.compile(positional, dynamic=False, fullgraph=True)
         made, given = self.made, [x[name] for name in names]
 
         def call() -> None:

@@ -16,17 +16,7 @@ from emmy.errors import DataError
 MEASURED = Path(__file__).parents[1] / "golden" / "conformance_h200.npz"
 NAMES = [p.name for p in PROBES]
 # Probes that the file has not yet: run it on a GPU, and take them off here.
-NOT_MEASURED: frozenset[str] = frozenset(
-    {
-        "counts",
-        "votes",
-        "tma_prefetch_2d",
-        "tma_4d_multicast_hint",
-        "tma_5d_multicast",
-        "tma_5d_multicast_hint",
-        *(f"tma_5d_swizzle{s}" for s in (0, 32, 64, 128)),
-    }
-)
+NOT_MEASURED: frozenset[str] = frozenset()
 
 
 @pytest.mark.skipif(
