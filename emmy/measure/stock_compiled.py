@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from emmy.errors import UsageError
 from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.glu_linear import GluLinear
@@ -13,6 +14,7 @@ from emmy.ir.ops.matmul import STATISTIC, Matmul
 from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op
 from emmy.measure.device import Buffer, Call, Runnable
+from emmy.measure.rivals import COMPILED
 from emmy.measure.torch_formula import outputs
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ class TorchCompiled:
     checked: bool = False
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
-        import torch
 
         names = [v.name for v in self.op.program().inputs]
         outputs = self.op.program().outputs
@@ -63,10 +64,7 @@ class TorchCompiled:
                 found = self.function(dict(zip(names, given, strict=True)))
                 return tuple(found[o] for o in outputs)
 
-            # torch counts compilations by code, and goes on uncompiled after a few: each op has code of its own, and
-            # fullgraph raises where torch would.
-            positional.__code__ = positional.__code__.replace(co_name=f"op_{id(self)}")
-            self.made = torch.compile(positional, dynamic=False, fullgraph=True)
+            self.made = _compile(self.op, positional, [x[name] for name in names])
         made, given = self.made, [x[name] for name in names]
 
         def call() -> None:
@@ -85,6 +83,25 @@ def _formula(op: FormulaOp, x: Tensors) -> dict[str, torch.Tensor]:
 
     p, dtypes = op.program(), {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     return {name: y.to(dtypes[p.value(name).dtype]) for name, y in outputs(p, x, torch.float32).items()}
+
+
+def _compile(
+    op: Op, function: Callable[..., tuple[torch.Tensor, ...]], given: Sequence[torch.Tensor]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function as torch.compile makes it of its operators alone. Raises UsageError where it does not.
+
+    torch counts compilations by code and goes on uncompiled after a few; a graph has code of its own, and fullgraph raises.
+    """
+    import torch
+    from torch._dynamo.exc import TorchDynamoException
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    made = torch.compile(make_fx(function)(*given), dynamic=False, fullgraph=True)
+    try:
+        made(*given)
+    except TorchDynamoException as e:
+        raise UsageError(f"{COMPILED} does not compile {op.key}: {str(e).splitlines()[0]}") from e
+    return made
 
 
 def _linear(op: Matmul, x: Tensors) -> dict[str, torch.Tensor]:
