@@ -96,7 +96,9 @@ def _compile(
     from torch._dynamo.exc import TorchDynamoException
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    made = torch.compile(make_fx(function)(*given), dynamic=False, fullgraph=True)
+    made: Callable[..., tuple[torch.Tensor, ...]] = torch.compile(
+        make_fx(function)(*given), dynamic=False, fullgraph=True
+    )
     try:
         made(*given)
     except TorchDynamoException as e:
