@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from emmy.errors import DataError
+from emmy.measure.rivals import RIVALS
 from emmy.records import ORIGINS, SCHEMA_VERSION, STATUSES, Device, Measurement, Protocol
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ INSERT INTO schema_version VALUES ({SCHEMA_VERSION});
 # over its rows, so that measuring it often does not make it look faster.
 # How often a row repeated its timing does not set it apart.
 _WHERE = ", ".join((*DEVICE_COLUMNS, *(c for c in PROTOCOL_COLUMNS if c != "repeats")))
+# Ratios to rivals that were named are another matter than those to what a user would run.
+_USUAL = f"WHERE baseline NOT IN ({', '.join(repr(x) for x in ('', *RIVALS[1:]))})"
 VIEWS = f"""
 CREATE VIEW ok AS
     SELECT *, list_median(samples_us) AS time_us FROM measurement
@@ -89,7 +92,8 @@ CREATE VIEW ok AS
 CREATE VIEW best AS
     SELECT op, schedule, source_digest, {_WHERE},
            median(time_us) AS time_us, count(*) AS n_rows, arg_max(id, (time_utc, id)) AS id,
-           median(baseline_us) AS baseline_us, arg_max(baseline, (time_utc, id)) AS baseline
+           coalesce(median(baseline_us) FILTER ({_USUAL}), median(baseline_us)) AS baseline_us,
+           coalesce(arg_max(baseline, (time_utc, id)) FILTER ({_USUAL}), arg_max(baseline, (time_utc, id))) AS baseline
     FROM ok GROUP BY op, schedule, source_digest, {_WHERE}
     QUALIFY row_number() OVER (PARTITION BY op, {_WHERE} ORDER BY median(time_us), schedule, source_digest) = 1;
 """

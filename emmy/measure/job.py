@@ -19,7 +19,7 @@ from emmy.measure import timing
 from emmy.measure.answers import Verdict
 from emmy.measure.check import Checker, TooSlow, operands
 from emmy.measure.device import Buffer, Device, Runnable
-from emmy.measure.protocol import FAULTED, LOST, Job, Outcome, Report
+from emmy.measure.protocol import FAULTED, LOST, STOCK, Job, Outcome, Report
 from emmy.measure.references import Case
 from emmy.measure.timing import Participant
 
@@ -162,9 +162,9 @@ class Jobs:
     def _stock(self, bench: Workbench, against: str) -> tuple[str, Runnable, Verdict] | None:
         """The stock kernel and what its answer is worth: a ratio to a kernel that computes something else is none."""
         if against not in bench.stocks:
-            self._announce("loading the stock kernel", -1, bench.host_limit_s)
+            self._announce("loading the stock kernel", STOCK, bench.host_limit_s)
             found = self.device.stock(bench.op, against)
-            self._announce("checking the stock kernel", -1, bench.host_limit_s)
+            self._announce("checking the stock kernel", STOCK, bench.host_limit_s)
             bench.stocks[against] = (*found, _try_stock(bench, found[1])) if found else None
         return bench.stocks[against]
 

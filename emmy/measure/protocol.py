@@ -15,6 +15,7 @@ from emmy.ir.ops.op import Accumulate
 
 VERSION = 1
 # Exit codes of a worker that gives up by itself; the last it prints says why.
+STOCK = -2  # in the place of a library's number: what is raced against is loaded or checked
 FAULTED, LOST = 81, 82  # a candidate made the device unusable for this process; the device failed
 
 
@@ -122,7 +123,7 @@ class Progress:
     """What the worker is doing now and until when it may take (CLOCK_MONOTONIC, which all processes share)."""
 
     phase: str
-    index: int  # of the library in the job; -1: none of them is at work
+    index: int  # of the library in the job; -1: none of them is at work; STOCK
     deadline_s: float
 
     SIZE = 512

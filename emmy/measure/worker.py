@@ -44,7 +44,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How the worker was lost. `index` is the library whose code ran; -1 when it was none of the job's."""
+    """How the worker was lost. `index` is the library whose code ran; -1 when it was none of the job's, STOCK when stock's."""
 
     status: Status
     message: str

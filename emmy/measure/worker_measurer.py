@@ -18,7 +18,7 @@ from emmy.errors import UsageError
 from emmy.measure.compile_pool import Built, Compiled, CompilePool, NotBuilt
 from emmy.measure.lock import DeviceLock
 from emmy.measure.measurer import Measurer, speedup
-from emmy.measure.protocol import Job, Outcome, Report
+from emmy.measure.protocol import STOCK, Job, Outcome, Report
 from emmy.measure.worker import Fault, Worker
 from emmy.records import STATUSES, Candidate, Device, Measurement, Protocol, Status, new_id, now_utc
 
@@ -196,6 +196,9 @@ class WorkerMeasurer(Measurer):
         answer = self._worker.ask(job)
         wall_s = (time.perf_counter() - begin_s) / len(compiled)
         if isinstance(answer, Fault):
+            if answer.index == STOCK:  # no candidate's fault: they are measured without a ratio
+                log.warning("%s: no ratio to the stock kernel: %s", job.op, answer.message)
+                return self._ask_now(replace(job, stock=False), compiled)
             if answer.index >= 0 or len(compiled) == 1:
                 guilty = max(answer.index, 0)
                 return {guilty: self._row(compiled[guilty], answer.status, answer.message, wall_s=wall_s)}

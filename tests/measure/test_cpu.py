@@ -16,6 +16,8 @@ import pytest
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.ir.target import load_target
 from emmy.measure.cpu import CpuMeasurer
+from emmy.measure.protocol import STOCK, Job, Report
+from emmy.measure.worker import Fault
 from emmy.measure.worker_measurer import RunLimit
 from emmy.records import Candidate, Status
 from tests.measure import kernels
@@ -196,6 +198,8 @@ import sys
 from pathlib import Path
 from emmy.ir.target import load_target
 from emmy.measure.cpu import CpuMeasurer
+from emmy.measure.protocol import STOCK, Job, Report
+from emmy.measure.worker import Fault
 from emmy.measure.worker_measurer import RunLimit
 from emmy.records import Candidate
 from tests.measure import kernels
@@ -317,3 +321,18 @@ def eventually(holds: object) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_a_stock_kernel_that_ends_the_worker_costs_the_ratio_and_no_candidate(
+    shared: CpuMeasurer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked = shared.worker.ask, list[bool]()
+
+    def ends_with_stock(job: Job) -> Report | Fault:
+        asked.append(job.stock)
+        return Fault("runtime", "exit code 1, while checking the stock kernel", STOCK) if job.stock else ask(job)
+
+    monkeypatch.setattr(shared.worker, "ask", ends_with_stock)
+    (row,) = shared.race([RIGHT], rounds=3)
+    assert asked == [True, False]
+    assert row.status == "ok" and row.baseline_us is None and "speedup" not in row.static
