@@ -19,6 +19,8 @@ from emmy.ir.program import Program, Stage
 from emmy.ir.target import Target
 
 _MOST_ELEMENTS = 16  # bytes of the widest element's vector
+# By the estimate below: of 3,840 columns in four warps, 8 rows a thread, 230, ptxas spills 16 bytes for sm_90a and sm_120a.
+_MOST = 224
 _BESIDE = 38  # registers of a thread beside what it keeps: addresses, states, what a function of a vector takes
 
 
@@ -132,7 +134,7 @@ class RowTile:
 
     def fits(self, target: Target) -> bool:
         """Whether a thread's registers hold its elements."""
-        return self.registers <= registers_at_launch(self.plan, self.launch, target)
+        return self.registers <= min(_MOST, registers_at_launch(self.plan, self.launch, target))
 
 
 def row_tile(plan: Plan, launch: Launch) -> RowTile | None:
