@@ -14,6 +14,7 @@ from statistics import median
 
 from emmy.costmodel.dataset import Dataset
 from emmy.ir.target import Target
+from emmy.measure.rivals import RIVALS
 from emmy.records import Measurement
 
 
@@ -35,8 +36,8 @@ class Winner:
 
 
 def is_raced(row: Measurement) -> bool:
-    """Whether the row was timed in turns with the stock kernel, so that its ratio to it means something."""
-    return "speedup" in row.static
+    """Whether the row was timed in turns with the usual stock kernel, so that its ratio to it means something."""
+    return "speedup" in row.static and row.baseline not in RIVALS[1:]
 
 
 def measured_rows(home: Path, op: str, target: Target, threads: int) -> tuple[Measurement, ...]:

@@ -101,7 +101,7 @@ def _best(b: Best) -> dict[str, object]:
         "device": b.row.device.uuid_hash[:6],  # several cards of a kind each have their best
         "threads": b.row.protocol.threads,
         "time_us": b.time_us,
-        "stock": b.row.baseline or None,
+        "stock": b.baseline or None,
         "stock_us": b.baseline_us,
         "ratio": b.ratio,
         "rows": b.n_rows,

@@ -42,6 +42,7 @@ class Best:
     time_us: float
     n_rows: int
     baseline_us: float | None
+    baseline: str  # whose time that is; "" without one
 
     @property
     def ratio(self) -> float | None:
@@ -103,13 +104,14 @@ class Snapshot:
     def best(self, *, op: str | None = None, target: str | None = None) -> tuple[Best, ...]:
         """The fastest schedule per op, device and protocol, over rows that are ok, measured here and not contended."""
         sql = (
-            f"SELECT {', '.join(f'm.{n}' for n in NAMES)}, b.time_us, b.n_rows, b.baseline_us "
+            f"SELECT {', '.join(f'm.{n}' for n in NAMES)}, b.time_us, b.n_rows, b.baseline_us, b.baseline "
             "FROM best b JOIN measurement m USING (id) WHERE (?::VARCHAR IS NULL OR m.op = ?) "
             "AND (?::VARCHAR IS NULL OR m.target = ?) ORDER BY m.op, b.time_us, m.id"
         )
         found = self._con.execute(sql, [op, op, target, target]).fetchall()
         return tuple(
-            Best(from_cells(r[:-3]), float(r[-3]), int(r[-2]), None if r[-1] is None else float(r[-1])) for r in found
+            Best(from_cells(r[:-4]), float(r[-4]), int(r[-3]), None if r[-2] is None else float(r[-2]), r[-1] or "")
+            for r in found
         )
 
     def query(self, sql: str) -> Table:

@@ -112,8 +112,34 @@ def _is_candidate(n: Node) -> bool:
     if n.target == aten.gelu.default:
         return bool(n.kwargs.get("approximate") == "tanh")
     if n.target == aten._to_copy.default:
-        return bool(set(n.kwargs) <= _CASTS and n.kwargs.get("memory_format") is None)
+        return bool(set(n.kwargs) <= _CASTS and n.kwargs.get("memory_format") is None and not _coarsens(n))
     return bool(n.target in _ELEMENTWISE and not n.kwargs)
+
+
+def _coarsens(cast: Node) -> bool:
+    """Whether a cast rounds to a type coarser than one of what its value is made of: who writes that means the rounding.
+
+    A cast back to the type that everything came in is a model's way of storing, and leaving it out only makes answers nearer.
+    """
+    to = cast.meta["val"].dtype
+    seen, waiting = set[Node](), [*cast.all_input_nodes]
+    while waiting:
+        n = waiting.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if n.op == "call_function" and (n.target in _ELEMENTWISE or _is_fold(n)):
+            waiting += n.all_input_nodes
+            continue
+        dtype = n.meta["val"].dtype if "val" in n.meta else None
+        if (
+            dtype is not None
+            and dtype.is_floating_point
+            and to.is_floating_point
+            and torch.finfo(dtype).eps < torch.finfo(to).eps
+        ):
+            return True
+    return False
 
 
 def _folded(n: Node) -> tuple[int, ...] | None:

@@ -159,6 +159,8 @@ class Program:
             missing = [v for v in s.reads if v not in known]
             if missing:
                 raise PlanError(f"stage {s.out} reads {', '.join(missing)}, which no input or earlier stage provides")
+            if twice := [a for a in s.folded if a in s.axes]:
+                raise PlanError(f"stage {s.out} folds {twice[0]}, which is one of its own axes")
             loose = [a for a in axes_of(s.body) if a not in s.every]
             if loose:
                 raise PlanError(f"stage {s.out} uses axes {', '.join(loose)}; it walks {', '.join(s.every) or 'none'}")
@@ -176,6 +178,25 @@ class Program:
         if unknown:
             raise PlanError(f"outputs {', '.join(unknown)} are computed by no stage")
 
+    def _span(self, e: Expr) -> tuple[float, float] | None:
+        """The least and the largest an expression of axes can be; None where it reads an input, or is no such sum or product."""
+        match e:
+            case Const(v):
+                return v, v
+            case Axis(name):
+                return 0.0, float(upper(self._dim[name]) - 1)
+            case Apply("neg", (a,)):
+                found = self._span(a)
+                return (-found[1], -found[0]) if found else None
+            case Apply("add" | "sub" | "mul" as fn, (a, b)):
+                x, y = self._span(a), self._span(b)
+                if x is None or y is None:
+                    return None
+                ends = [{"add": p + q, "sub": p - q, "mul": p * q}[fn] for p in x for q in y]
+                return min(ends), max(ends)
+            case _:
+                return None
+
     def _odd(self, r: Read, axes: tuple[str, ...]) -> str | None:
         """Why a value of these axes cannot be read so."""
         at_axes = tuple(x if isinstance(x, str) else a for x, a in zip(r.index, axes, strict=False))
@@ -184,7 +205,8 @@ class Program:
         if r.computed and r.value not in self._given:
             return f"only an input is read at computed positions, and {r.value} is computed itself"
         for x, axis in zip(r.index, axes, strict=True):
-            if isinstance(x, Const) and not 0 <= x.value < lower(self._dim[axis]):
+            reach = None if isinstance(x, str) else self._span(x)
+            if reach and not 0 <= reach[0] <= reach[1] < lower(self._dim[axis]):
                 return f"{axis} has positions 0..{lower(self._dim[axis]) - 1}"
             parts = () if isinstance(x, str) else tuple(walk(x))
             whole = (p.value.is_integer() for p in parts if isinstance(p, Const))

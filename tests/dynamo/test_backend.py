@@ -110,6 +110,17 @@ def test_a_graph_becomes_kernels_with_torchs_answers(name: str, dtype: torch.dty
     assert all(f.operator == "aten.flip" for f in report.fallbacks)
 
 
+def test_rounding_to_a_coarser_type_is_kept() -> None:
+    def pieces(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        high = x.bfloat16().float()
+        return high, (x - high) * 256
+
+    x = torch.tensor([[1e5, 3.14159, 1e-9, -7e4]])
+    with torch.no_grad():
+        for got, want in zip(compiled(pieces, x)(x), pieces(x), strict=True):
+            close(got, want, torch.float32)
+
+
 def test_what_is_left_to_torch_is_named_with_a_reason() -> None:
     def f(x: Tensor) -> Tensor:
         y = F.linear(x, W["q"]).double()
