@@ -24,6 +24,14 @@ from emmy.ir.target import Target
 
 _NAME = re.compile(r"[A-Za-z]\w{0,100}", re.ASCII)
 _TAKEN = ("emmy_", "plan_")
+# Words of C and C++ that a function may not be called by, and the check's own function.
+_WORDS = """
+    alignas alignof and asm auto bool break case catch char class compl concept const constexpr continue decltype default
+    delete do double else enum explicit export extern false float for friend goto if inline int long main mutable
+    namespace new noexcept not nullptr operator or private protected public register requires restrict return short signed
+    sizeof static struct switch template this throw true try typedef typeid typename union unsigned using virtual void
+    volatile wchar_t while xor
+""".split()  # noqa: SIM905  so many words are read as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +68,9 @@ def export_plans(title: str, parts: Sequence[Part], target: Target, name: str, s
 
     Raises PlanError when no code is generated for a plan, UsageError for a name that a function may not have.
     """
-    if not _NAME.fullmatch(name) or name.startswith(_TAKEN):
-        wanted = f"a C identifier that begins with a letter, and not with {' or '.join(_TAKEN)}"
-        raise UsageError(f"the exported name {name!r}: {wanted}, is needed")
+    if not _NAME.fullmatch(name) or name.startswith(_TAKEN) or name in _WORDS:
+        wanted = f"a C identifier that begins with a letter, not with {' or '.join(_TAKEN)}, and no word of C or C++"
+        raise UsageError(f"the exported name {name!r}: needed is {wanted}")
     comment = [f"{title} for {target.name}. Made by Emmy, of which it needs nothing."]
     kernels: list[tuple[Kernel, ...]] = []
     gpu_kernels: list[tuple[GpuKernel, ...]] = []
