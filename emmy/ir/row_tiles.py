@@ -134,7 +134,11 @@ class RowTile:
 
     def fits(self, target: Target) -> bool:
         """Whether a thread's registers hold its elements."""
-        return self.registers <= min(_MOST, registers_at_launch(self.plan, self.launch, target))
+        return self.registers <= registers_at_launch(self.plan, self.launch, target)
+
+    def fits_well(self, target: Target) -> bool:
+        """Whether they do with some to spare, for the estimate may be short."""
+        return self.fits(target) and self.registers <= _MOST
 
 
 def row_tile(plan: Plan, launch: Launch) -> RowTile | None:

@@ -360,6 +360,7 @@ def _until(process: subprocess.Popen[str], text: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_a_watcher_killed_while_it_trains_leaves_nothing_half_done_and_the_next_one_trains(
     tmp_path: Path, synthetic_rows: Synthetic
 ) -> None:
@@ -380,7 +381,7 @@ def test_a_watcher_killed_while_it_trains_leaves_nothing_half_done_and_the_next_
         time.sleep(0.2)
     time.sleep(1.0)
     second.send_signal(signal.SIGINT)
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate(timeout=180)
     assert second.returncode == 130 and "models trained: 1" in err and "deployed: top-10 regret" in out
     straight = train_costmodel(tmp_path, TARGET)[0].trained
     assert straight is not None and straight.model.digest == store.versions(TARGET)[0].digest

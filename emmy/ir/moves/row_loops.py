@@ -168,7 +168,7 @@ def _lanes_hold(tile: RowTile, axis: str, target: Target) -> bool:
 
 
 def _holds(tile: RowTile, target: Target) -> bool:
-    return tile.fits(target) and tile.vectors <= _VECTORS
+    return tile.fits_well(target) and tile.vectors <= _VECTORS
 
 
 def _with(plan: Plan, la: Launch, *loops: Loop) -> RowTile | None:
