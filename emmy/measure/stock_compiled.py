@@ -15,7 +15,7 @@ from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import COMPILED
-from emmy.measure.torch_formula import outputs
+from emmy.measure.torch_formula import activated, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,6 @@ def _compile(
 
 
 def _linear(op: Matmul, x: Tensors) -> dict[str, torch.Tensor]:
-    from torch.nn import functional
 
     y = x["A"] @ (x["B"] if op.layout == "kn" else x["B"].t())
     for e in op.elementwise:
@@ -118,10 +117,8 @@ def _linear(op: Matmul, x: Tensors) -> dict[str, torch.Tensor]:
                 y = (y * x["scale"]).to(y.dtype)
             case "residual":
                 y = y + x["R"]
-            case "gelu_tanh":
-                y = functional.gelu(y, approximate="tanh")
-            case "silu":
-                y = functional.silu(y)
+            case "gelu_tanh" | "silu":
+                y = activated(e, y)
     return {op.output: y, **({"S": y.float().square().sum(1)} if STATISTIC in op.epilogue else {})}
 
 
@@ -132,16 +129,13 @@ def _made_linear(op: NormLinear | GluLinear, x: Tensors) -> dict[str, torch.Tens
         case NormLinear():
             made = functional.rms_norm(x["X"], (op.k,), x["g"], EPS)
         case GluLinear():
-            gelu = op.activation == "gelu_tanh"
-            made = (functional.gelu(x["G"], approximate="tanh") if gelu else functional.silu(x["G"])) * x["U"]
+            made = activated(op.activation, x["G"]) * x["U"]
     y = made @ (x["W"] if op.layout == "kn" else x["W"].t())
     return {"Y": y + x["R"] if op.residual else y}
 
 
 def _gated(op: Glu, x: Tensors) -> dict[str, torch.Tensor]:
     """Both products, of which Inductor joins the rest; a merged weight is what a server has, but torch.cat would be timed here."""
-    from torch.nn import functional
 
     gate, up = (x["A"] @ (x[w] if op.layout == "kn" else x[w].t()) for w in ("G", "U"))
-    activated = functional.gelu(gate, approximate="tanh") if op.activation == "gelu_tanh" else functional.silu(gate)
-    return {"Y": activated * up}
+    return {"Y": activated(op.activation, gate) * up}

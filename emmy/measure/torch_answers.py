@@ -18,7 +18,7 @@ from emmy.ir.ops import Products
 from emmy.ir.ops.attention import Attention
 from emmy.ir.ops.bmm import Bmm
 from emmy.ir.ops.formula import FormulaOp, positions
-from emmy.ir.ops.glu import Activation, Glu
+from emmy.ir.ops.glu import Glu
 from emmy.ir.ops.glu_linear import GluLinear
 from emmy.ir.ops.made_linear import MadeLinear
 from emmy.ir.ops.matmul import Matmul
@@ -27,7 +27,7 @@ from emmy.ir.ops.op import Accumulate, Storage
 from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
 from emmy.measure.device import Buffer
 from emmy.measure.references import Case
-from emmy.measure.torch_formula import outputs
+from emmy.measure.torch_formula import activated, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +148,7 @@ def reference(op: Products | Attention, inputs: Mapping[str, torch.Tensor]) -> t
         return _attended(op, inputs)
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
-        return _activated(op.activation, gate).mul_(up)
+        return activated(op.activation, gate).mul_(up)
     if isinstance(op, MadeLinear):
         y = _product(op, _made(op, inputs), inputs["W"])
         return y.add_(inputs["R"].double()) if op.residual else y
@@ -179,7 +179,7 @@ def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor
 def _made(op: MadeLinear, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The operand that the op makes, in float64."""
     if isinstance(op, GluLinear):
-        return _activated(op.activation, inputs["G"].double()).mul_(inputs["U"].double())
+        return activated(op.activation, inputs["G"].double()).mul_(inputs["U"].double())
     x = inputs["X"].double()
     return (x.square().mean(1, keepdim=True) + EPS).rsqrt_().mul(x).mul_(inputs["g"].double())
 
@@ -193,12 +193,6 @@ def _product(op: Products, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _activated(name: Activation, y: torch.Tensor) -> torch.Tensor:
-    from torch.nn import functional
-
-    return functional.gelu(y, approximate="tanh") if name == "gelu_tanh" else functional.silu(y)
-
-
 def _finished(op: Matmul, y: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for e in op.elementwise:
         match e:
@@ -209,7 +203,7 @@ def _finished(op: Matmul, y: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -
             case "residual":
                 y += inputs["R"].double()
             case "gelu_tanh" | "silu":
-                y = _activated(e, y)
+                y = activated(e, y)
     return y
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read
 from emmy.ir.ops.formula import FormulaOp
+from emmy.ir.ops.glu import Activation
 from emmy.ir.ops.positions import Embedding, Rope
 from emmy.ir.ops.rows import EPS, Cast, Copy, GatedProduct, NormScale, RmsNorm, RowSum, Rstd, Scale, Softmax
 from emmy.ir.program import Program, Stage
@@ -81,10 +82,11 @@ class _Values:
         return torch.arange(self.size(axis), device=device).reshape([-1 if a == axis else 1 for a in axes])
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+def activated(name: Activation, x: torch.Tensor) -> torch.Tensor:
+    """torch's own form of an activation, in the dtype of `x`."""
     from torch.nn import functional
 
-    return functional.gelu(x, approximate="tanh")
+    return functional.gelu(x, approximate="tanh") if name == "gelu_tanh" else functional.silu(x)
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -102,7 +104,7 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "tanh": lambda a: a.tanh(),
     "sqrt": lambda a: a.sqrt(),
     "rsqrt": lambda a: a.rsqrt(),
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": partial(activated, "gelu_tanh"),
     "silu": lambda a: a / (1 + (-a).exp()),
 }
 
