@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from emmy.errors import UsageError
 from emmy.ir.ops.attention import Attention
+from emmy.measure.allocated import Allocated
 from emmy.measure.device import Buffer, Call
 from emmy.measure.rivals import SDPA
 
@@ -23,8 +24,8 @@ _RUNS = 8  # of each backend, of which the fastest counts
 class TorchAttention:
     """scaled_dot_product_attention on whole heads, by a backend, or by the one that is fastest for the op.
 
-    torch has no form of it that writes to a given array: binding runs it once for the answer, and calls leave theirs where torch
-    puts it. K and V are repeated for each head before anything is timed, for backends that need it.
+    torch has no form of it that writes to a given array, so results stay where torch puts them. K and V are repeated for each
+    head before anything is timed, for backends that need it.
 
     `tensor` gives a buffer's memory as a tensor, on whatever device it lies.
     """
@@ -32,6 +33,7 @@ class TorchAttention:
     op: Attention
     tensor: Callable[[Buffer], torch.Tensor]
     backend: str = ""  # of emmy.measure.rivals.SDPA
+    results: Allocated = field(default_factory=Allocated)
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
         x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
@@ -39,12 +41,7 @@ class TorchAttention:
         if not calls:
             raise UsageError(f"{self.backend} does not compute {self.op.key} here")
         call = min(calls, key=lambda c: _seconds(c, x["Q"].is_cuda))
-        x["O"].copy_(call().reshape(x["O"].shape))
-
-        def run() -> None:
-            call()
-
-        return run
+        return self.results.call(lambda: {"O": call()}, x)
 
 
 def _running(op: Attention, x: Mapping[str, torch.Tensor], only: str) -> list[Callable[[], torch.Tensor]]:

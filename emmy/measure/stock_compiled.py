@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from emmy.errors import UsageError
@@ -13,6 +13,7 @@ from emmy.ir.ops.glu_linear import GluLinear
 from emmy.ir.ops.matmul import STATISTIC, Matmul
 from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op
+from emmy.measure.allocated import Allocated
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import COMPILED
 from emmy.measure.torch_formula import activated, outputs
@@ -42,7 +43,7 @@ def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> Runnable | Non
 
 @dataclass(slots=True)
 class TorchCompiled:
-    """A function of tensors by torch.compile. Its results stay where torch puts them, but for the first time, when they are checked.
+    """A function of tensors by torch.compile. Its results stay where torch puts them.
 
     function: inputs by name, of the op's dtypes, to outputs by name
     """
@@ -51,7 +52,7 @@ class TorchCompiled:
     tensor: Callable[[Buffer], torch.Tensor]
     function: Callable[[Tensors], dict[str, torch.Tensor]]
     made: Callable[..., tuple[torch.Tensor, ...]] | None = None
-    checked: bool = False
+    results: Allocated = field(default_factory=Allocated)
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
 
@@ -66,15 +67,7 @@ class TorchCompiled:
 
             self.made = _compile(self.op, positional, [x[name] for name in names])
         made, given = self.made, [x[name] for name in names]
-
-        def call() -> None:
-            results = made(*given)
-            if not self.checked:
-                for name, result in zip(outputs, results, strict=True):
-                    x[name].copy_(result)
-                self.checked = True
-
-        return call
+        return self.results.call(lambda: dict(zip(outputs, made(*given), strict=True)), x)
 
 
 def _formula(op: FormulaOp, x: Tensors) -> dict[str, torch.Tensor]:

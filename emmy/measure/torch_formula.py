@@ -14,6 +14,7 @@ from emmy.ir.ops.glu import Activation
 from emmy.ir.ops.positions import Embedding, Rope
 from emmy.ir.ops.rows import EPS, Cast, Copy, GatedProduct, NormScale, RmsNorm, RowSum, Rstd, Scale, Softmax
 from emmy.ir.program import Program, Stage
+from emmy.measure.allocated import Allocated
 from emmy.measure.device import Buffer, Call
 
 if TYPE_CHECKING:
@@ -114,28 +115,23 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 class TorchFormula:
     """Eager torch: the library's own function where it has one, else what a model's text says, in f32.
 
-    Functions that allocate their result have it copied to the output the first time, when it is checked, and not when they are
-    timed: a model would go on with the result where it is.
+    Results that functions allocate stay where they are: a model would go on with them there.
     """
 
     op: FormulaOp
     tensor: Callable[[Buffer], torch.Tensor]
-    checked: bool = False
+    results: Allocated = field(default_factory=Allocated)
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
         x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
         in_place, made = self._function(x)
 
-        def call() -> None:
+        def make() -> dict[str, torch.Tensor]:
             for step in in_place:
                 step()
-            results = made()
-            if not self.checked:
-                for name, result in results.items():
-                    x[name].copy_(result)
-                self.checked = True
+            return made()
 
-        return call
+        return self.results.call(make, x)
 
     def _function(  # noqa: C901  one case an op
         self, x: dict[str, torch.Tensor]

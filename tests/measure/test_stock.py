@@ -8,6 +8,7 @@ import pytest
 
 from emmy.ir.ops import Bmm, FormulaOp, Glu, GluLinear, NormLinear, parse_op
 from emmy.ir.ops.matmul import Matmul
+from emmy.measure.allocated import Allocated
 from emmy.measure.answers import compare
 from emmy.measure.check import operands
 from emmy.measure.device import Runnable
@@ -199,4 +200,21 @@ def test_torch_computes_rows_and_copies_its_answer_only_when_it_is_checked(op_te
     norm = run(op_text, found[1], "normal")
     assert norm is not None
     assert norm <= (1 if ":f32" in op_text else STOCK_ERROR_NORM)
-    assert isinstance(found[1], TorchFormula) and found[1].checked
+    assert isinstance(found[1], TorchFormula) and found[1].results.checked
+
+
+def test_results_that_torch_allocates_rotate_through_memory_as_operands_do() -> None:
+    """A run that wrote where the last one wrote would find a warm cache, which a kernel with arrays of its own does not."""
+    torch = pytest.importorskip("torch")
+    made: list[int] = []
+
+    def make() -> dict[str, torch.Tensor]:
+        made.append((y := torch.full((256, 256), float(len(made)))).data_ptr())
+        return {"Y": y}
+
+    outputs, shared = [{"Y": torch.zeros(256, 256)} for _ in range(4)], Allocated()
+    calls = [shared.call(make, x) for x in outputs]
+    for call in calls * 2:
+        call()
+    assert len(set(made[:4])) == len(set(made[4:])) == 4
+    assert [float(x["Y"].max()) for x in outputs] == [0.0] * 4 and shared.checked
