@@ -69,7 +69,7 @@ def test_rows_are_right(run: Run) -> None:
 def test_every_element_is_read_once_and_stays_in_registers() -> None:
     text = unit("rms_norm:8x256:f16", BY_WARPS, "h200").text
     kernel = text[text.index(") k0(") :]
-    assert kernel.count("emmy_ldg_b128_nc(X_row") == 1 and kernel.count("emmy_ldg_b128_nc(w_row") == 1
+    assert kernel.count("emmy_ldg_b128_nc_l1(X_row") == 1 and kernel.count("emmy_ldg_b128_nc_l1(w_row") == 1
 
 
 def test_weights_are_fetched_before_the_launches_before_have_ended() -> None:

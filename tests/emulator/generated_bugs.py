@@ -728,7 +728,7 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ("rows are fetched before their launch is waited for", r"^ +emmy_pdl_wait\(\);\n( +for)", r"\1", "race"),
         (
             "the launch that makes rows does not wait",
-            r"(emmy_ldg_b128_nc\(g_row.*\n) +emmy_pdl_wait\(\);\n",
+            r"(emmy_ldg_b128_nc_l1\(g_row.*\n) +emmy_pdl_wait\(\);\n",
             r"\1",
             "race",
         ),

@@ -33,6 +33,16 @@ def memory() -> Iterator[Probe]:
             partial(words_in_out, 8 * nbytes, 96 * nbytes, np.uint8),
         )
         yield Probe(
+            f"global_b{bits}_l1",
+            f"""EMMY_KERNEL(32, 1) probe(const u8* in, u8* out) {{
+  const int t = threadIdx.x;
+  {kind} r[{n}];
+  emmy_ldg_b{bits}_nc_l1(r, in + (t * 5 % 32) * {nbytes});
+  emmy_stg_b{bits}(out + t * {nbytes}, r);
+}}""",
+            partial(words_in_out, 8 * nbytes, 32 * nbytes, np.uint8),
+        )
+        yield Probe(
             f"shared_b{bits}",
             f"""EMMY_KERNEL(32, 1) probe(const {kind}* in, {kind}* out) {{
   EMMY_SMEM(smem);

@@ -23,16 +23,19 @@ def _braced(first: int, n: int) -> str:
     return f"%{first}" if n == 1 else f"{{{numbered(first, n)}}}"
 
 
-def _load(nbytes: int, *, cached: bool) -> Helper:
+# How memory is read -> the instruction. nc: memory that no one writes while the kernel runs.
+_LOADS = {"": "ld.global", "_nc": "ld.global.nc.L1::no_allocate", "_nc_l1": "ld.global.nc"}
+
+
+def _load(nbytes: int, how: str) -> Helper:
     c, k, n, suffix = _types(nbytes)
-    name = f"ldg_b{8 * nbytes}" + ("" if cached else "_nc")
-    space = "ld.global" if cached else "ld.global.nc.L1::no_allocate"
+    name = f"ldg_b{8 * nbytes}{how}"
     return Helper(
         name,
         f"void {name}({c}* r, const void* p)",
-        _LD if cached else f"{_LD}.global.nc (memory that no one writes while the kernel runs)",
-        asm(f"{space}.{suffix} {_braced(0, n)}, [%{n}];", registers(f"={k}", "r", n), '"l"(p)', memory=cached),
-        f'emu::global_read(p, r, {nbytes}, "ld.global{"" if cached else ".nc"}", site);',
+        f"{_LD}.global.nc (memory that no one writes while the kernel runs)" if how else _LD,
+        asm(f"{_LOADS[how]}.{suffix} {_braced(0, n)}, [%{n}];", registers(f"={k}", "r", n), '"l"(p)', memory=not how),
+        f'emu::global_read(p, r, {nbytes}, "ld.global{".nc" if how else ""}", site);',
     )
 
 
@@ -162,7 +165,7 @@ HELPERS: tuple[Helper, ...] = (
         None,
         uses=("lds_b32",),
     ),
-    *(_load(n, cached=cached) for n in (2, 4, 8, 16) for cached in (True, False)),
+    *(_load(n, how) for n in (2, 4, 8, 16) for how in _LOADS),
     *(_load_if(n) for n in (2, 4, 8, 16)),
     *(_store(n) for n in (2, 4, 8, 16)),
     *(_store_if(n) for n in (2, 4, 8, 16)),
