@@ -31,6 +31,24 @@ _FIRST = Int(0)
 _AHEAD = 8  # vectors of a value under way in each lane: 32 registers, where an atom's operands have just become free
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Registers in which `vectors` take turns, as they come from memory: `each` of them for `n_bytes`.
+
+    exchanged: among lanes, the first of them
+    """
+
+    name: str
+    vectors: int
+    each: int
+    n_bytes: int
+    exchanged: bool
+
+    def of(self, turn: Whole) -> Ref:
+        """Those of vector number `turn` of all."""
+        return Ref(self.name, times(rest(turn, Int(self.vectors)), Int(self.each)))
+
+
 def pairs_of(chain: Chain, spread: Spread) -> int:
     """Pairs in a vector of 16 bytes; 1 unless all that is loaded and stored along a row has such vectors."""
     items = {size_bytes(dtype) for _, index, dtype in chain.touched() if spread.axes[-1:] == index[-1:]}
@@ -66,6 +84,9 @@ class Exchange:
         chain, spread, vector = self.chain, self.spread, self._vector
         last, there = spread.axes[-1], self._clamped(vector)
         for r in chain.unheld():
+            if asked := chain.asked.get((r, self.start)):
+                self._take(r, there, asked)
+                continue
             before = self.before if set(axes_of(r)) - {last} else self.outer
             before += chain.find(r, there)
             wide = self.pairs > 1 and r.index[-1:] == (last,)
@@ -125,32 +146,79 @@ class Exchange:
         self.chain.held[r] = Ref(name, Int(0))
         return word_regs(words, WIDEST), fetched(Ref(words, Int(0)), WIDEST, source, how), self._swap(words)
 
-    def _load_ahead(self, r: Read, there: Spread) -> None:
-        """The same, asked for _AHEAD vectors before their turn: registers for so many take turns."""
-        w, (source, dtype, how) = self.chain.w, self.chain.source(r, there)
-        words, name = w.fresh(f"{r.value}_words"), w.fresh(f"{r.value}_here")
-        loops = [(self.spread.columns[0][0] + "_first", (self.stop - self.start) // self.pairs), *self.spread.rows]
-        total, number = prod(n for _, n in loops), over(minus(self._first, Int(self.start)), Int(self.pairs))
-        for var, n in self.spread.rows:
-            number = plus(times(number, Int(n)), counter(var, n))
-        depth, each = min(_AHEAD, total), WIDEST // 4
-        mine = times(rest(number, Int(depth)), Int(each))
+    def ask_first(self, r: Read, most: int, *, exchanged: bool) -> tuple[Words, tuple[Stmt, ...]]:
+        """Registers that take turns for up to `most` vectors of a value, and the first vectors on their way to them.
 
-        def ask(turn: Whole) -> Do:
-            """Vector number `turn` of all is on its way to the registers that are its."""
-            names, left = dict[str, Whole](), turn
-            for var, n in reversed(loops):
-                names[var], left = rest(left, Int(n)), over(left, Int(n))
+        exchanged: lanes exchange those before any of them is used
+        """
+        n_bytes = size_bytes(self.chain.w.plan.program.value(r.value).dtype) * (2 * self.pairs if self._wide(r) else 1)
+        vectors, each = min(most, self._total(r)), max(1, n_bytes // 4)
+        words = Words(self.chain.w.fresh(f"{r.value}_words"), vectors, each, n_bytes, exchanged and self._swapped(r))
+        asks = unrolled(
+            "ahead", vectors, (self._ask(r, self._clamped(self._vector), words, counter("ahead", vectors)),)
+        )
+        return words, (Regs(words.name, "b16" if n_bytes == 2 else "b32", each * vectors), *asks)
+
+    def exchanged(self, words: Words) -> tuple[Stmt, ...]:
+        """The first vectors, exchanged."""
+        come = counter("come", words.vectors)
+        swaps = unrolled("come", words.vectors, (self._swap(words.name, words.of(come).at),))
+        return swaps if words.exchanged else ()
+
+    def _wide(self, r: Read) -> bool:
+        """Whether a value has columns, of which a lane takes vectors, not one number of a row."""
+        return r.index[-1:] == self.spread.axes[-1:]
+
+    def _by_rows(self, r: Read) -> bool:
+        return bool(set(axes_of(r)) - {self.spread.axes[-1]})
+
+    def _swapped(self, r: Read) -> bool:
+        return self.pairs > 1 and self._wide(r)
+
+    def _loops(self, r: Read) -> list[tuple[str, int]]:
+        """Loops over the vectors of a value, as they come."""
+        columns = (self.spread.columns[0][0] + "_first", (self.stop - self.start) // self.pairs)
+        return [*((columns,) if self._wide(r) else ()), *(self.spread.rows if self._by_rows(r) else ())]
+
+    def _total(self, r: Read) -> int:
+        return prod(n for _, n in self._loops(r))
+
+    def _ask(self, r: Read, there: Spread, words: Words, turn: Whole) -> Do:
+        """Vector number `turn` of all is on its way to the registers that are its."""
+        loops, (source, _, how) = self._loops(r), self.chain.source(r, there)
+        names, left = dict[str, Whole](), turn
+        for var, n in reversed(loops):
+            names[var], left = rest(left, Int(n)), over(left, Int(n))
+        if self._wide(r):
             names[loops[0][0]] = plus(times(names[loops[0][0]], Int(self.pairs)), Int(self.start))
-            at = Ref(source.view, replaced(source.at, names))
-            return fetched(Ref(words, times(rest(turn, Int(depth)), Int(each))), WIDEST, at, how)
+        return fetched(words.of(turn), words.n_bytes, Ref(source.view, replaced(source.at, names)), how)
 
-        self.begin += (word_regs(words, WIDEST * depth), *unrolled("ahead", depth, (ask(counter("ahead", depth)),)))
-        self.before.append(self._swap(words, mine))
-        self.pair += (Regs(name, "f32", 2), *unpacked(Ref(name, Int(0)), dtype, 2, self._words(words, mine)))
+    def _load_ahead(self, r: Read, there: Spread) -> None:
+        """The same, asked for some vectors before their turn: registers for so many take turns."""
+        words, first = self.ask_first(r, _AHEAD, exchanged=False)
+        self.begin += first
+        self._take(r, there, words)
+
+    def _take(self, r: Read, there: Spread, words: Words) -> None:
+        """A vector, or a row's number, that was asked for; whoever has taken it asks for one more."""
+        name, dtype = self.chain.w.fresh(f"{r.value}_here"), self.chain.source(r, there)[1]
+        number: Whole = over(minus(self._first, Int(self.start)), Int(self.pairs)) if self._wide(r) else Int(0)
+        for var, n in self.spread.rows if self._by_rows(r) else ():
+            number = plus(times(number, Int(n)), counter(var, n))
+        mine, depth, total = words.of(number), words.vectors, self._total(r)
+        before = self.before if self._by_rows(r) else self.outer
+        if self._swapped(r) and (depth < total or not words.exchanged):
+            late = below(Int(depth - 1), number) if words.exchanged else Int(1)
+            before += only(late, (self._swap(words.name, mine.at),))
+        if self._wide(r):
+            pair = unpacked(Ref(name, Int(0)), dtype, 2, self._words(words.name, mine.at))
+            self.pair += (Regs(name, "f32", 2), *pair)
+        else:
+            before += (Regs(name, "f32", 1), *unpacked(Ref(name, Int(0)), dtype, 1, mine))
         self.chain.held[r] = Ref(name, Int(0))
         if depth < total:
-            self.after += only(below(number, Int(total - depth)), (ask(plus(number, Int(depth))),))
+            ask = self._ask(r, there, words, plus(number, Int(depth)))
+            self.after += only(below(number, Int(total - depth)), (ask,))
 
     def _store(self, to: Ref, dtype: DType, x: Ref) -> None:
         """Pairs become words of a vector, which goes to `to`, or to the value's place in shared memory."""

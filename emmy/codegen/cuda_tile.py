@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd, prod
 
 from emmy.codegen.cpu import buffers
@@ -25,7 +26,7 @@ from emmy.codegen.cuda_rows import Rows, rows
 from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_statistic import statistic
 from emmy.codegen.cuda_streamk import Shares
-from emmy.codegen.cuda_values import FINISHED, Chain, Done, Folds, Spread, fold_parts
+from emmy.codegen.cuda_values import FINISHED, Asked, Chain, Done, Folds, Spread, fold_parts
 from emmy.codegen.cuda_wgmma import LoadedWgmma, Wgmma
 from emmy.codegen.kernel import (
     Int,
@@ -36,6 +37,8 @@ from emmy.codegen.kernel import (
     both,
     evaluated,
     least,
+    minus,
+    most,
     pieces,
     plus,
     same,
@@ -57,6 +60,7 @@ from emmy.codegen.kernel_gpu import (
 from emmy.codegen.steps import (
     Advance,
     Ahead,
+    Ask,
     At,
     AwaitFlag,
     BarArrive,
@@ -76,6 +80,7 @@ from emmy.codegen.steps import (
     Gather,
     Helping,
     IfLast,
+    Late,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -287,6 +292,7 @@ class _Expand:
     counts: dict[str, Count] = field(default_factory=dict)  # stage -> the count of its parts
     begun: dict[str, Contraction] = field(default_factory=dict)  # contractions that are begun ahead of their turn
     kept: dict[str, str] = field(default_factory=dict)  # value that a lift reads -> registers that hold its block
+    asked: Asked = field(default_factory=dict)  # what lanes have asked for
     closed: set[str] = field(default_factory=set)  # of these, those whose sums are f32 numbers in registers already
 
     # ------------------------------------------------------------ steps
@@ -303,6 +309,8 @@ class _Expand:
                 stmts, used = self._elements(i, steps)
                 taken |= used
                 out += stmts
+            elif isinstance(s, ForStep):
+                out += self._loop(s.at, s.body, steps[i + 1 :])
             else:
                 out += self._step(s)
         return merged(out)
@@ -450,7 +458,8 @@ class _Expand:
         self.closed.add(stage)
         return out
 
-    def _loop(self, at: int, body: tuple[Step, ...]) -> tuple[Stmt, ...]:
+    def _loop(self, at: int, body: tuple[Step, ...], later: tuple[Step, ...] = ()) -> tuple[Stmt, ...]:
+        """`later`: the steps behind it."""
         w, x = self.w, self.w.nest[at]
         outer = w.scope[x.axis]
         p, works = w.plan.program, w.launch.tile.works
@@ -462,12 +471,21 @@ class _Expand:
         var, (begin, end) = IntVar(w.fresh(x.axis)), w.walked(x.axis)
         self.rings.loops[at] = (var, end, begin)
         w.scope[x.axis] = w.inside(at, var)
-        inner = self.steps(body)
+        late = [s for s in body if isinstance(s, Late)]
+        inner = self.steps(tuple(s for s in body if s not in late))
         w.scope[x.axis] = outer
         del self.rings.loops[at]
         # A deferred work is still under way where the loop comes round: written out, its sums would be moved between registers.
-        late = any(isinstance(f, Wgmma) for f in self.sums.values())
-        return (For(var.name, begin, end, x.step, inner, ROLLED if late else 1),)
+        unroll = ROLLED if any(isinstance(f, Wgmma) for f in self.sums.values()) else 1
+        if not late:
+            return (For(var.name, begin, end, x.step, inner, unroll),)
+        # Both stand between loops, the exchange before the last step: ptxas 13.0 would wait for the sums first, were that near.
+        ask, exchange = self._asked(late[0].body, later)
+        fills = pieces(minus(end, begin), x.step)
+        behind = (most(plus(fills, Int(-n)), Int(0)) for n in (late[0].fills, 1))
+        ends = begin, *(plus(begin, times(n, Int(x.step))) for n in behind), end
+        parts = [(For(var.name, lo, hi, x.step, inner, unroll),) if lo != hi else () for lo, hi in pairwise(ends)]
+        return *parts[0], *ask, *parts[1], *exchange, *parts[2]
 
     # ------------------------------------------------------------ elements
     def _elements(self, i: int, steps: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], set[int]]:
@@ -515,6 +533,18 @@ class _Expand:
         folded = {x: w.plan.program.stage(x).monoid for x in at}
         sums = {x: {c: at[x] for c, _ in m.state} for x, m in folded.items() if m}
         return (*opened, *close, *chain.emit(spread, sums)), used
+
+    def _asked(self, asks: tuple[Step, ...], later: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+        """(first vectors on their way to registers, their exchange), whence what closes the sums behind takes them."""
+        owned = (_flat(s.body) for s in later if isinstance(s, Owning))  # where blocks share tiles
+        later = (*later, *(s for body in owned for s in body))
+        at, closing = next((i, s) for i, s in enumerate(later) if isinstance(s, Close))
+        chain, _ = self._chain(at, later)
+        spread, _ = self.sums[closing.stage].spread()
+        vectors = {x.value: x.vectors for x in self.w.launch.tile.preloads}
+        mine = {s.value: vectors[s.value] for s in asks if isinstance(s, Ask)}
+        self.asked, ask, exchange = chain.ask(mine, spread)
+        return ask, exchange
 
     def _lift_of(self, chain: Chain) -> tuple[Stage, str] | None:
         """(a stage whose monoid's lift reads a value that the chain makes, that value)."""
@@ -572,7 +602,7 @@ class _Expand:
                 continue
             chain.append(s)
             used.add(j)
-        return Chain(self.w, tuple(chain)), used
+        return Chain(self.w, tuple(chain), asked=self.asked), used
 
     def _follows(
         self, s: Close | StoreState | Compute, axes: tuple[str, ...], made: set[str], folded: tuple[str, ...]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_copy import only
-from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, pairs_of
+from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, Words, pairs_of
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_store import Boxes, boxes
 from emmy.codegen.cuda_vector import fetched, function, load, named, store, word_regs
@@ -88,6 +88,7 @@ class Spread:
 
 States = Callable[[Walk, Spread], tuple[tuple[Stmt, ...], Mapping[str, str]]]
 Folds = Mapping[str, States]  # stage -> what makes a vector of its folded components
+Asked = dict[tuple[Read, int], Words]  # what lanes have asked for, from which pair on -> registers that it comes to
 Sums = Mapping[str, Mapping[str, Ref]]  # stage -> component -> where a vector of it begins
 
 
@@ -100,6 +101,7 @@ class Chain:
     held: dict[Read, Ref] = field(default_factory=dict)  # what is read -> registers that hold a vector of it
     positions: dict[Read, IntVar] = field(default_factory=dict)  # i32 values that tell where something is read
     statistics: dict[str, Statistic] = field(default_factory=dict)  # stages that fold the elements, on the way
+    asked: Asked = field(default_factory=dict)  # what is on its way to registers already
 
     def width(self, axes: tuple[str, ...], natural: int) -> int:
         """The widest vector that every load and store of the chain allows."""
@@ -128,19 +130,37 @@ class Chain:
     def emit(self, spread: Spread, sums: Sums | None = None, folds: Folds | None = None) -> tuple[Stmt, ...]:
         """The loops over a block's vectors. `sums` of the stages that were folded are in registers, or `folds` make them."""
         leaving, sums = self._leaving(spread), sums or {}
-        pairs = pairs_of(self, spread)
-        if pairs == 1 and not leaving:
+        if pairs_of(self, spread) == 1 and not leaving:
             return self._alone(spread, sums, folds or {})
-        count = spread.columns[0][1]
-        whole = count - count % pairs
-        out = Exchange(self, spread, leaving, pairs, 0, whole).emit(sums)
-        if whole < count:
+        out: tuple[Stmt, ...] = ()
+        for part in self._exchanges(spread, leaving):
             self.held.clear()
             self.positions.clear()
-            out += Exchange(self, spread, leaving, 1, whole, count).emit(sums)
+            out += part.emit(sums)
         assert spread.corner is not None
         begin = (s for x in leaving.values() for s in x.begin())
         return (*begin, *out, *(s for x in leaving.values() for s in x.send(spread.rows[0][0], spread.corner)))
+
+    def ask(self, vectors: Mapping[str, int], spread: Spread) -> tuple[Asked, tuple[Stmt, ...], tuple[Stmt, ...]]:
+        """(where the first so many vectors of values come, asking for them, exchanging them), before any sum is needed."""
+        asked, ask, swap = Asked(), list[Stmt](), list[Stmt]()
+        if pairs_of(self, spread) == 1:
+            raise self.w.cannot(f"{', '.join(vectors)} come to no lane in vectors of 16 bytes: lanes cannot ask ahead")
+        for part in self._exchanges(spread, {}):
+            for r in dict.fromkeys(r for r in self.unheld() if r.value in vectors):
+                words, stmts = part.ask_first(r, vectors[r.value], exchanged=True)
+                asked[r, part.start] = words
+                ask += stmts
+                swap += part.exchanged(words)
+        return asked, tuple(ask), tuple(swap)
+
+    def _exchanges(self, spread: Spread, leaving: Mapping[str, Boxes]) -> Iterator[Exchange]:
+        """A spread's pairs of atoms by whole vectors, and those that make none one by one."""
+        pairs, count = pairs_of(self, spread), spread.columns[0][1]
+        whole = count - count % pairs
+        yield Exchange(self, spread, leaving, pairs, 0, whole)
+        if whole < count:
+            yield Exchange(self, spread, leaving, 1, whole, count)
 
     def _leaving(self, spread: Spread) -> dict[str, Boxes]:
         """Values that leave through shared memory, with their places there."""

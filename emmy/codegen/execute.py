@@ -22,6 +22,7 @@ from emmy.codegen.lower import lower
 from emmy.codegen.steps import (
     Advance,
     Ahead,
+    Ask,
     At,
     AwaitFlag,
     BarArrive,
@@ -42,6 +43,7 @@ from emmy.codegen.steps import (
     Gather,
     Helping,
     IfLast,
+    Late,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -357,7 +359,11 @@ class _Agent(Works):
                 ring = self.ring(self.channel(x))
                 if ring is not None and ring.j == min(fill, ring.fills - 1):
                     yield from self.steps(body)
-            case Prefetch(x):
+            case Late(x, n, body):
+                ring = self.ring(self.channel(x))
+                if ring is not None and ring.j == max(0, ring.fills - n):
+                    yield from self.steps(body)
+            case Prefetch(x) | Ask(x):
                 self.check_waited(f"asks for {x}", x)
             case Helping(body) | Owning(body):
                 if self.owns == isinstance(s, Owning):

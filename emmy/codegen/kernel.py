@@ -321,6 +321,12 @@ def least(a: Whole, b: Whole) -> Whole:
     return a if a == b else IntOp("min", a, b)
 
 
+def most(a: Whole, b: Whole) -> Whole:
+    if isinstance(a, Int) and isinstance(b, Int):
+        return Int(max(a.value, b.value))
+    return a if a == b else IntOp("max", a, b)
+
+
 def clamp(a: Whole, high: int) -> Whole:
     """a, but at least 0 and at most `high`."""
     return least(IntOp("max", a, Int(0)), Int(high))

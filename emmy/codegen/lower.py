@@ -185,6 +185,7 @@ class _Walk:
         if late:
             before, top = self.sync.before_loop(channels), self.sync.top_of_iteration_deferred(channels)
             bottom = self.sync.bottom_of_iteration_deferred(channels, late)
+            top = (*sync.preloaded(self.launch, channels), *top)
             after = (*after, *self.sync.after_loop_deferred(channels, late))
         elif ahead:
             before = self.sync.before_loop_ahead(channels, ahead)

@@ -321,6 +321,22 @@ class Prefetch:
     value: str
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The body, in the channel's loop before the last `fills` that it has, or at its start, if it has fewer: once a loop."""
+
+    value: str
+    fills: int
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Each lane asks for its first vectors of a value, to registers; what is made of it takes them from there."""
+
+    value: str
+
+
 Step = (
     For
     | Open
@@ -351,6 +367,8 @@ Step = (
     | From
     | At
     | Prefetch
+    | Late
+    | Ask
     | Together
     | Ahead
     | Helping
@@ -501,6 +519,10 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out += _show(body, pad + "  ")
             case Prefetch(x):
                 out.append(f"{pad}prefetch {x}")
+            case Late(x, n, body):
+                out += [f"{pad}before the last {n} fills of {x}:", *_show(body, pad + "  ")]
+            case Ask(x):
+                out.append(f"{pad}ask for first vectors of {x}")
             case Helping(body):
                 out += [f"{pad}where another block began the tile:", *_show(body, pad + "  ")]
             case Owning(body):

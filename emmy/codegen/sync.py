@@ -43,6 +43,8 @@ Rules, each from the facts of a channel:
 - what is asked for ahead of its use (`Asked`): whoever fills the rings asks, at that fill. Nobody waits for it, for it changes
   nothing that is read; of tiles that blocks share, who finishes them asks. An early launch may ask for what is not constant
   only after its wait: the cache would hold what the launch before has not written yet on its way to memory.
+- what lanes ask for before the sums are done (`Preloaded`): one turn of the rings before their loop ends, when those who fill them
+  have asked for all operands. Nobody else waits; an early launch waits for those before it first, unless the value is constant.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -53,6 +55,7 @@ from dataclasses import dataclass
 
 from emmy.codegen.steps import (
     Advance,
+    Ask,
     At,
     AwaitFlag,
     BarArrive,
@@ -74,6 +77,7 @@ from emmy.codegen.steps import (
     Gather,
     Helping,
     IfLast,
+    Late,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -318,6 +322,14 @@ def asked(launch: Launch, role: Role, channels: tuple[Channel, ...]) -> tuple[St
     return (Owning(steps),) if steps and t.order.kind == "streamk" else steps
 
 
+def preloaded(launch: Launch, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+    """What lanes ask for before the last steps of the loop that fills the rings: all operands are under way by then."""
+    t = launch.tile
+    if not t.preloads or not channels or channels[0].at != t.ring_loop:
+        return ()
+    return (Late(channels[0].value, max(c.depth for c in channels), tuple(Ask(x.value) for x in t.preloads)),)
+
+
 def exchanged(stages: tuple[str, ...]) -> tuple[Step, ...]:
     """Sums of the blocks of a cluster become one, of which each block takes its elements."""
     return (*map(Share, stages), ClusterSync(), *map(Gather, stages))
@@ -468,9 +480,9 @@ def _reaches(plan: Plan, launch: Launch, s: Step) -> bool:
     """Whether a step may touch memory that a launch before writes or reads; stores follow a Close or Compute at once."""
     p, made = plan.program, {w.stage for w in launch.tile.works}
     match s:
-        case For(_, _, body) | At(_, _, body):
+        case For(_, _, body) | At(_, _, body) | Late(_, _, body):
             return any(_reaches(plan, launch, x) for x in body)
-        case Copy(value, _) | Prefetch(value):
+        case Copy(value, _) | Prefetch(value) | Ask(value):
             return not p.is_constant(value)
         case Compute(name):
             here = made | {c.value for c in launch.tile.channels}

@@ -346,6 +346,7 @@ def thread_registers(plan: Plan, launch: Launch, work: Work, atom: Atom, axes: t
         need += (work.unroll - 1) * direct_step(n, of[1], rows) + 8
         if made_here(plan, launch, plan.program.stage(work.stage)):
             need += making_registers(rows) + 4 * (rows - 1)
+    need += sum(x.vectors for x in launch.tile.preloads) * TRANSFER_BYTES // 4
     for c in launch.tile.channels:
         if c.transport == "ldg":
             size = transfer_bytes(plan, nest[: c.at + 1], c.value)

@@ -116,6 +116,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Preloaded:
+    """Each lane asks for its first `vectors` of `value`, 16 bytes each, to registers while the last sums are still made."""
+
+    value: str
+    vectors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """How tiles become blocks: one each, or `workers` blocks that walk them all; dealt to roles when ping-pong.
 
@@ -139,6 +147,7 @@ class Tile:
     channels: tuple[Channel, ...] = ()
     order: Order = Order()
     asked: tuple[Asked, ...] = ()
+    preloads: tuple[Preloaded, ...] = ()
 
     def work(self, stage: str) -> Work:
         return next(w for w in self.works if w.stage == stage)
@@ -510,4 +519,7 @@ def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:
     if w.combine and s.monoid:
         return [*out, f"{pad}{s.out}[{','.join(s.axes)}] = finish(combine {s.monoid.name} over parts)"]
     place = t.placement(s.out)
-    return [*out, f"{pad}{s}" + (f"  # by way of {place.space}, {place.layout}" if place else "")]
+    notes = [f"by way of {place.space}, {place.layout}"] if place else []
+    if sooner := [f"{x.vectors} of {x.value}" for x in t.preloads if x.value in s.reads and not s.reduces]:
+        notes.append(f"vectors under way sooner: {', '.join(sooner)}")
+    return [*out, f"{pad}{s}" + (f"  # {'; '.join(notes)}" if notes else "")]

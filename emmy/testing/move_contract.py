@@ -198,6 +198,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/splitk(S,2) k0/finish(S) k0/split(m,grid,64) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
         "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,48,16) k0/prefetch(R,3)",
     ),
+    (
+        parse_op("matmul:70x64x88:f16:nk,bias,residual").program(),
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,32,16) k0/preload(R,1) k0/preload(bias,1)",
+    ),
     (two_outputs(18, 17, 20), "cpu-portable", "k0/cut(D) k0/cut(t) k0/split(m,core,16) k1/split(n,serial,5)"),
 )
 

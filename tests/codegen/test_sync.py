@@ -15,6 +15,7 @@ from emmy.codegen.lower import complete, lower
 from emmy.codegen.steps import (
     Advance,
     Ahead,
+    Ask,
     At,
     AwaitFlag,
     BarArrive,
@@ -34,6 +35,7 @@ from emmy.codegen.steps import (
     Gather,
     Helping,
     IfLast,
+    Late,
     LaunchWait,
     LeaveSums,
     LetNext,
@@ -320,13 +322,19 @@ PLANS |= {  # parts of rows that the last block combines
         "k0/stage(A,tma,2) k0/stage(B,tma,2)",
     ),
     "early, the last block combines": (ASKED, "h200", f"{LAST} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
+    "early, lanes ask": (
+        parse_op("matmul:130x64x88:f16:nk,bias,residual").program(),
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,32,16) k0/preload(R,1) k0/preload(bias,1) k0/pdl()",
+    ),
     "early, a producer asks": (
         ASKED,
         "h200",
         f"{ROWS} k0/specialize(2,40,232) k0/prefetch(R,4) k0/pdl()",
     ),
 }
-NESTED = For | From | At | Ahead | Together | Helping | Owning | ForHelpers | IfLast
+NESTED = For | From | At | Late | Ahead | Together | Helping | Owning | ForHelpers | IfLast
 
 
 @cache
@@ -658,6 +666,9 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "a count not reset": lambda: each_step(ResetCount, lambda s: []),
     "a residual is asked for before the launches before have ended": lambda: (
         d for d in each_step(LetNext, lambda s: [s, Prefetch("R")]) if "asks" in d.plan
+    ),
+    "lanes ask before the launches before have ended": lambda: (
+        d for d in each_step(LetNext, lambda s: [s, Ask("R")]) if "lanes" in d.plan
     ),
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]

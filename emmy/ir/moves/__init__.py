@@ -12,6 +12,7 @@ from emmy.ir.moves.operand import Operand
 from emmy.ir.moves.pdl import Pdl
 from emmy.ir.moves.pipeline import Pipeline
 from emmy.ir.moves.prefetch import Prefetch
+from emmy.ir.moves.preload import Preload
 from emmy.ir.moves.raster import Raster
 from emmy.ir.moves.roles import Persist, PingPong, Specialize
 from emmy.ir.moves.split import Split
@@ -24,6 +25,6 @@ from emmy.ir.moves.unroll import Unroll
 
 __all__ = [
     "MOVES", "OPEN", "BindAtom", "Commute", "Cut", "Finish", "Fuse", "Hint", "Move", "Online", "Open", "Operand", "Pdl",
-    "Persist", "PingPong", "Pipeline", "Prefetch", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock",
+    "Persist", "PingPong", "Pipeline", "Prefetch", "Preload", "Raster", "Site", "Specialize", "Split", "SplitK", "Stage", "StoreBlock",
     "StreamK", "Swap", "Unroll",
 ]  # fmt: skip

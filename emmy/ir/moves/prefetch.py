@@ -39,7 +39,7 @@ class Prefetch(Move):
         p = plan.program
         for la in plan.launches:
             made = [p.stage(w.stage) for w in la.tile.works if w.atoms]
-            once = (v for v in _finishing(plan, la) if any(set(p.value(v).axes) == set(s.axes) for s in made))
+            once = (v for v in finishing(plan, la) if any(set(p.value(v).axes) == set(s.axes) for s in made))
             for v in once:
                 tried = _fills(plan, la)
                 legal = tuple(n for n in tried if cls(la.name, None, v, n).refuse(plan, target) is None)
@@ -53,9 +53,11 @@ class Prefetch(Move):
         la = plan.launch(self.launch)
         if not target.can("tma"):
             return f"{target.name} has no copy engine to ask for {self.value}; those of sm_90 and sm_120 take it"
-        finishing = _finishing(plan, la)
-        if self.value not in finishing:
-            return f"{self.launch} finishes its elements with {', '.join(finishing) or 'nothing from memory'}, not {self.value}"
+        read = finishing(plan, la)
+        if self.value not in read:
+            return (
+                f"{self.launch} finishes its elements with {', '.join(read) or 'nothing from memory'}, not {self.value}"
+            )
         if any(x.value == self.value for x in la.tile.asked):
             return f"{self.value} is asked for already"
         at = la.tile.ring_loop
@@ -81,7 +83,7 @@ class Prefetch(Move):
         return put(plan, la, replace(la.tile, asked=tuple(asked)))
 
 
-def _finishing(plan: Plan, la: Launch) -> tuple[str, ...]:
+def finishing(plan: Plan, la: Launch) -> tuple[str, ...]:
     """Values in memory that the launch's elementwise works read."""
     p, here = plan.program, {*(w.stage for w in la.tile.works), *(c.value for c in la.tile.channels)}
     stages = (p.stage(w.stage) for w in la.tile.works)
