@@ -40,6 +40,10 @@ from emmy.ir.target import Target, load_target
 from emmy.lookup import as_op, export, load, prediction, serving, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
+from emmy.pack import Built
+from emmy.pack.building import build as build_file
+from emmy.pack_check import verify as verify_pack
+from emmy.packing import offers
 from emmy.ranged import Group, Measured, Predicted, settle
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget, parse_budget
@@ -55,10 +59,10 @@ from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
-    "BenchResult", "VerifyReport", "as_op", "bench", "collect", "costmodel_curve", "costmodel_versions",
+    "BenchResult", "VerifyReport", "as_op", "bench", "build_pack", "collect", "costmodel_curve", "costmodel_versions",
     "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
-    "verify", "winner", "with_pdl",
+    "verify", "verify_pack", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -438,3 +442,26 @@ def verify(
             rows.append(keep(row))
             on_progress(f"checking on {gpu}", len(rows), len(candidates))
     return VerifyReport(tuple(rows))
+
+
+# ---------------------------------------------------------------- ship
+def build_pack(
+    ops: Op | str | Sequence[Op | str],
+    path: Path | str,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    workers: int = 0,
+    home: Path | None = None,
+    on_progress: Progress = lambda what, done, of: None,
+) -> Built:
+    """Writes a pack of what is stored of the ops and sets: measured wins, and of a card with no rows what is predicted.
+
+    workers: threads that compile; 0 = one a core
+    Raises UsageError when nothing is known of any of them, CompileError without a compiler.
+    """
+    listed = (ops,) if isinstance(ops, Op | str) else ops
+    named = {op.key: op for o in listed for op in (expand(o) if isinstance(o, str) else (o,))}
+    target = load_target(gpu)
+    found = offers(tuple(named.values()), target, home or config.home(), threads)
+    return build_file(found, Path(path), target, workers, on_progress)

@@ -83,3 +83,13 @@ class DataBusy(EmmyError):
 
 class StaleModel(EmmyError):
     """A cost model was trained on another feature set than this Emmy computes."""
+
+
+class PackError(EmmyError):
+    """A kernel pack cannot be read, or something in it cannot be run here: what, where, and the next step."""
+
+
+class WrongCard(PackError):
+    """The pack was made for another device than the one that is here."""
+
+    exit_code = 3

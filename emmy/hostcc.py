@@ -75,8 +75,12 @@ def compile_library(
     flags: tuple[str, ...],
     inspect: Callable[[str], Facts] | None = None,
     timeout_s: float = TIMEOUT_S,
+    *,
+    fresh: bool = False,
 ) -> Library:
     """The library that `text` compiles to, from the cache when it is there. `inspect` reads facts off the assembly.
+
+    fresh: compiled now, in the place of what the cache has
 
     Raises CompileError with the compiler's diagnostics, or when it takes longer than `timeout_s`; BrokenToolchain when
     the machine is at fault.
@@ -87,11 +91,11 @@ def compile_library(
     folder = config.cache_dir() / "lib" / key[:2]
     library, note = folder / f"{key}.so", folder / f"{key}.json"
     try:
-        if (kept := _kept(library, note)) is not None:
+        if not fresh and (kept := _kept(library, note)) is not None:
             return kept
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{key}.lock"):
-            if (kept := _kept(library, note)) is not None:  # another process was first
+            if not fresh and (kept := _kept(library, note)) is not None:  # another process was first
                 return kept
             return _compile(text, language, (compiler, *flags), library, note, inspect, timeout_s)
     except OSError as e:

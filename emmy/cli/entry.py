@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from emmy import __version__
-from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, show, train, tune, verify
+from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, pack, show, train, tune, verify
 from emmy.cli.verb import Verb, add_output
 from emmy.errors import EmmyError
 from emmy.report import Screen
@@ -22,6 +22,7 @@ VERBS: tuple[Verb, ...] = (
     verify.VERB,
     explain.VERB,
     export.VERB,
+    pack.VERB,
     train.VERB,
     evaluate.VERB,
     data.VERB,

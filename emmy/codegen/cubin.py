@@ -85,10 +85,8 @@ def opcodes() -> Mapping[int, str]:
 
 def read_cubin(data: bytes) -> tuple[KernelFacts, ...]:
     """Facts of every kernel in a cubin, in its order. Raises CompileError when the bytes are no 64-bit ELF file."""
-    if data[:5] != b"\x7fELF\x02":
-        raise CompileError(f"not a cubin: it begins with {data[:5]!r}, an ELF file with b'\\x7fELF\\x02'")
+    arch = cubin_arch(data)
     sections = _sections(data)
-    arch = _arch(data)
     symbols = _symbols(sections)
     found = {name.removeprefix(".text."): name for name in sections if name.startswith(".text.")}
     of_kernel: dict[str, dict[int, int]] = {name: {} for name in found}
@@ -98,6 +96,13 @@ def read_cubin(data: bytes) -> tuple[KernelFacts, ...]:
             if symbols[symbol] in of_kernel:
                 of_kernel[symbols[symbol]][attribute] = number
     return tuple(_kernel(name, arch, sections, of_kernel[name]) for name in found)
+
+
+def cubin_arch(data: bytes) -> int:
+    """What a cubin is for: 90 for sm_90 and sm_90a. Raises CompileError when the bytes are no 64-bit ELF file."""
+    if data[:5] != b"\x7fELF\x02" or len(data) < 64:
+        raise CompileError(f"not a cubin: it begins with {data[:5]!r}, an ELF file with b'\\x7fELF\\x02'")
+    return _arch(data)
 
 
 def _kernel(name: str, arch: int, sections: Mapping[str, bytes], attributes: dict[int, int]) -> KernelFacts:

@@ -25,7 +25,12 @@ def flags(target: Target) -> tuple[str, ...]:
 
 def build(unit: SourceUnit, target: Target, timeout_s: float = hostcc.TIMEOUT_S) -> Library:
     """The library of a plan's source, with facts about it. Raises CompileError; cached on disk."""
-    return hostcc.compile_library(unit.text, "c", flags(target), assembly_facts, timeout_s)
+    return compile_text(unit.text, target, timeout_s)
+
+
+def compile_text(text: str, target: Target, timeout_s: float = hostcc.TIMEOUT_S, *, fresh: bool = False) -> Library:
+    """The same of a text that is such a source."""
+    return hostcc.compile_library(text, "c", flags(target), assembly_facts, timeout_s, fresh=fresh)
 
 
 _INSTRUCTION = re.compile(r"^\t([a-z]\w*)\t?([^\n]*)", re.MULTILINE)

@@ -46,13 +46,18 @@ def build(unit: SourceUnit, target: Target) -> GpuLibrary:
     cubin = compile_cubin(unit.text, target.arch)
     if cubin.refusal:
         raise CompileError(f"ptxas: {cubin.refusal}")
-    data = gpu_plan(unit.plan, kernels, cubin.data)
+    path = kept(gpu_plan(unit.plan, kernels, cubin.data), ".plan")
+    return GpuLibrary(path, facts(kernels, cubin))
+
+
+def kept(data: bytes, suffix: str) -> Path:
+    """A file in the cache that holds these bytes, under their digest."""
     digest = hashlib.sha256(data).hexdigest()
-    path = cache_dir() / "plans" / digest[:2] / f"{digest}.plan"
-    if not path.exists() or path.stat().st_size != len(data):
+    path = cache_dir() / "plans" / digest[:2] / f"{digest}{suffix}"
+    if not path.exists() or path.read_bytes() != data:
         with appearing(path) as new:
             new.write_bytes(data)
-    return GpuLibrary(path, facts(kernels, cubin))
+    return path
 
 
 def facts(kernels: tuple[GpuKernel, ...], cubin: Cubin) -> dict[str, float]:

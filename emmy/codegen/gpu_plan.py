@@ -21,6 +21,7 @@ Whole numbers are expressions in postfix; $0 is the first symbol's size. Knows n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from emmy.codegen.cpu import buffers
@@ -35,8 +36,12 @@ VERSION = 2
 
 def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
     """The file's bytes for the kernels of a plan, launched in that order, and the cubin they were compiled to."""
-    lines = (*plan_lines(plan, kernels), f"cubin {len(cubin)}")
-    return "\n".join(lines).encode("ascii") + b"\n" + cubin
+    return plan_file(plan_lines(plan, kernels), cubin)
+
+
+def plan_file(lines: Sequence[str], cubin: bytes) -> bytes:
+    """The file's bytes of the lines before the cubin's, and the cubin."""
+    return "\n".join((*lines, f"cubin {len(cubin)}")).encode("ascii") + b"\n" + cubin
 
 
 def plan_lines(plan: Plan, kernels: tuple[GpuKernel, ...]) -> tuple[str, ...]:

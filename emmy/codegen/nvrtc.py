@@ -68,14 +68,19 @@ class Cubin:
         return None
 
 
-def compile_cubin(text: str, arch: str, options: tuple[str, ...] = ()) -> Cubin:
+def compile_cubin(text: str, arch: str, options: tuple[str, ...] = (), *, fresh: bool = False) -> Cubin:
     """The cubin of a header-free CUDA C++ source for "sm_90a" and the like, from the cache when it is there.
+
+    fresh: compiled now, beside the cache, to see whether the same comes out
 
     Raises CompileError with the compiler's diagnostics, or when the compiler is not installed.
     """
     if arch not in ARCHS:
         raise CompileError(f"architecture {arch!r} is not supported. Supported are {', '.join(ARCHS)}.")
     flags = (f"--gpu-architecture={arch}", *_OPTIONS, *options)
+    if fresh:
+        nvrtc_version()  # raises CompileError without a compiler
+        return _fresh(text, arch, flags)
     key = "\n".join((str(_FORMAT), nvrtc_version(), *flags, text))
     digest = hashlib.sha256(key.encode()).hexdigest()
     folder = cache_dir() / "nvrtc"
@@ -85,11 +90,15 @@ def compile_cubin(text: str, arch: str, options: tuple[str, ...] = ()) -> Cubin:
     with locked(folder / "locks" / digest[:2]):
         if (known := _read(path, arch)) is not None:  # another process was first
             return known
-        began = time.perf_counter()
-        data, log = _compile(text, flags)
-        made = Cubin(data, arch, log, time.perf_counter() - began)
+        made = _fresh(text, arch, flags)
         _write(path, made)
     return made
+
+
+def _fresh(text: str, arch: str, flags: tuple[str, ...]) -> Cubin:
+    began = time.perf_counter()
+    data, log = _compile(text, flags)
+    return Cubin(data, arch, log, time.perf_counter() - began)
 
 
 def compile_many(jobs: Iterable[tuple[str, str]], workers: int | None = None) -> Iterator[Cubin | CompileError]:

@@ -254,7 +254,8 @@ int32_t emmy_open_table(const char *device, const char *symbol, int32_t n, const
   try {
     std::vector<std::unique_ptr<Backend>> plans(static_cast<std::size_t>(std::max(n, 0)));
     for (std::size_t i = 0; i < plans.size(); ++i)
-      if (int32_t code = open_plan(device, paths[i], plans[i])) return code;
+      if (paths[i])
+        if (int32_t code = open_plan(device, paths[i], plans[i])) return code;
     std::unique_ptr<Backend> table;
     if (int32_t code = emmy_new_table(symbol, n, plans.data(), lo, hi, table)) return code;
     hand_over(std::move(table), out, info);

@@ -33,8 +33,9 @@ typedef struct {
  * device "cpu":  `path` is a shared library that exports emmy_plan (plan.h);
  *        "cuda": a GPU plan, loaded into the current CUDA context, else into the first device's primary one. */
 int32_t emmy_open(const char *device, const char *path, EmmyHandle **out, EmmyInfo *info);
-/* Plans by ranges of the size `symbol`, as one: paths[i] serves lo[i]..hi[i], and lo[i+1] is hi[i] + 1. A plan of one size may
- * ask for none. Every run chooses by binary search. *info is the first plan's, with the symbol, and the most launches. */
+/* Plans by ranges of the size `symbol`, as one: paths[i] serves lo[i]..hi[i], and lo[i+1] is hi[i] + 1; NULL leaves them to the
+ * caller. A plan of one size may ask for none. Every run chooses by binary search. *info is the first plan's, with the symbol,
+ * and the most launches. */
 int32_t emmy_open_table(const char *device, const char *symbol, int32_t n, const char *const *paths, const int64_t *lo,
                         const int64_t *hi, EmmyHandle **out, EmmyInfo *info);
 /* Number of the plan that serves these sizes, -1 when none does; 0 where there are no ranges. */

@@ -16,11 +16,11 @@ from emmy.runtime.launcher import LoadedPlan, library
 
 @dataclass(frozen=True, slots=True)
 class PlanRange:
-    """A compiled plan and the sizes lo..hi that it serves."""
+    """A compiled plan and the sizes lo..hi that it serves; without a `path` they are left to the caller."""
 
     lo: int
     hi: int
-    path: Path
+    path: Path | None
 
 
 class LoadedTable(LoadedPlan):
@@ -39,17 +39,17 @@ class LoadedTable(LoadedPlan):
         forms: Mapping[str, Form] = MappingProxyType({}),
     ) -> None:
         """Ranges in order, without gaps. Raises LaunchError when a plan cannot be loaded or they make no table."""
-        self.path = Path(ranges[0].path if ranges else "empty table")  # names the table in errors
+        self.path = next((r.path for r in ranges if r.path), Path("empty table"))  # names the table in errors
         self.device, self.forms, self.ranges = device, forms, tuple(ranges)
         self.serves = {symbol: (ranges[0].lo, ranges[-1].hi)} if ranges else {}
         n = len(ranges)
-        paths = (ctypes.c_char_p * max(1, n))(*(str(r.path).encode() for r in ranges))
+        paths = (ctypes.c_char_p * max(1, n))(*(str(r.path).encode() if r.path else None for r in ranges))
         lo, hi = ((ctypes.c_int64 * max(1, n))(*ends) for ends in ([r.lo for r in ranges], [r.hi for r in ranges]))
         self._size, self._choose = (ctypes.c_int64 * 1)(), library().emmy_choose
         self._open("emmy_open_table", device.encode(), symbol.encode(), n, paths, lo, hi)
 
     def choose(self, size: int) -> int:
-        """Number of the range that serves the size. Raises UsageError when none does."""
+        """Number of the range that serves the size. Raises UsageError when none does, or its caller."""
         self._serves((size,))
         self._size[0] = size
         return int(self._choose(self._handle, self._size))
@@ -65,3 +65,8 @@ class LoadedTable(LoadedPlan):
         if self._handle is None:
             raise UsageError(f"{self.path} is closed")
         super()._serves(sizes)
+        for r in self.ranges:
+            if r.path is None and r.lo <= sizes[0] <= r.hi:
+                raise UsageError(
+                    f"{self.path}: {self.syms[0]} is {sizes[0]}; this table leaves {r.lo}..{r.hi} to its caller"
+                )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Literal, get_args
 
 from emmy.errors import DataError
+from emmy.workloads.decoder_cases import DecoderCase, from_config
 
 Kind = Literal[
     "matmul",
@@ -89,6 +90,35 @@ class Case:
         heads = self.dims.get("heads", 1)
         m = f"m(1..{4096 * heads})" if self.dynamic_m else str(self.dims["M"] * heads)
         return f"{op}:{m}x{self.dims['N' if self.kind == 'pointwise' else 'K']}:{self.dtype}"
+
+
+# What vLLM runs of it: the text model's sizes, as its config.json says them.
+CONFIG: Mapping[str, object] = {
+    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 1024,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+SERVER_ROWS = (1, 8192)  # tokens of a step
+
+
+@cache
+def server_cases() -> tuple[DecoderCase, ...]:
+    """The products of a server's step, weights merged and (N, K), any number of rows, in f16 and bf16.
+
+    Of global layers the merged weight is there twice: with keys that serve as values, and with them stored twice, as vLLM does.
+    """
+    out = []
+    for dtype in ("f16", "bf16"):
+        twice = from_config({**CONFIG, "attention_k_eq_v": False}, [SERVER_ROWS], dtype=dtype)
+        own = from_config(CONFIG, [SERVER_ROWS], dtype=dtype)
+        both = [replace(c, id=f"twice_{c.id}") for c in twice if c.part == "qkv.global"]
+        out += [replace(c, id=f"{c.id}.{dtype}") for c in (*own, *both) if _is_merged(c)]
+    return tuple(out)
+
+
+def _is_merged(c: DecoderCase) -> bool:
+    return c.kind in ("matmul", "geglu") and c.form in ("merged", "")
 
 
 @cache

@@ -18,7 +18,10 @@ from emmy.workloads.decoder_cases import WIDTHS, DecoderCase, Width, from_config
 from emmy.workloads.gemma4_12b import Case
 
 AnyCase = Case | DecoderCase
-SETS: dict[str, Callable[[], tuple[Case, ...]]] = {"@gemma4-12b": gemma4_12b.cases}
+SETS: dict[str, Callable[[], tuple[AnyCase, ...]]] = {
+    "@gemma4-12b": gemma4_12b.cases,
+    "@gemma4-12b-server": gemma4_12b.server_cases,
+}
 # Sets of ops alone. The projections are those of a Gemma-4-12B layer, of a size that a CPU measures in seconds.
 OPS: dict[str, tuple[str, ...]] = {
     "@projections": (

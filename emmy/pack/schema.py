@@ -1,0 +1,256 @@
+"""What a pack's manifest says, as frozen objects with one strict JSON form. Knows no file, no compiler and no device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Literal, NoReturn, cast, get_args, get_origin, get_type_hints
+
+from emmy.errors import PackError
+from emmy.ir.dtype import DType
+
+FORMAT, SCHEMA = "emmy-pack", 1
+LICENCE = "Apache-2.0"
+Origin = Literal["measured", "predicted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An array that the caller passes, row-major; a weight's layout is the order of its axes. A symbol stands by its name."""
+
+    name: str
+    dtype: DType
+    axes: tuple[str, ...]
+    shape: tuple[int | str, ...]
+    is_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why a schedule is used, or is not. Times are microseconds of the whole plan.
+
+    op:      that was timed: of a range, the range's or its upper end
+    source:  digest of the text that was timed
+    ratio:   times as fast as `stock`, in turns with it; low..high is its spread. None: never raced
+    rivals:  the same against other kernels
+    error:   the largest, in units of what the op allows
+    low_us, high_us: of a prediction, whose `note` says what it rests on
+    """
+
+    origin: Origin
+    op: str
+    source: str
+    time_us: float
+    samples_us: tuple[float, ...]
+    low_us: float | None
+    high_us: float | None
+    stock: str
+    stock_us: float | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    rivals: Mapping[str, float]
+    error: float | None
+    protocol: Mapping[str, int | str]
+    product: str
+    driver: str
+    toolkit: str
+    emmy: str
+    time_utc: str
+    rows: int
+    row: str  # id of the latest
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A plan's source and binary by their sha256. `launch`: of a GPU, the lines before the cubin (emmy/codegen/gpu_plan.py)."""
+
+    source: str
+    binary: str
+    source_bytes: int
+    binary_bytes: int
+    launch: tuple[str, ...]
+    workspace_bytes: int
+    accumulate: Literal["f32", "hybrid", "f16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The sizes lo..hi of a case's symbol, 0..0 without one, and who serves them: this code, or the stock kernel, and why."""
+
+    lo: int
+    hi: int
+    op: str  # of these sizes
+    why: str
+    schedule: str
+    code: Code | None
+    evidence: Evidence | None
+
+    @property
+    def use(self) -> Literal["emmy", "stock"]:
+        return "emmy" if self.code else "stock"
+
+    @property
+    def sizes(self) -> str:
+        return "" if not self.hi else str(self.lo) if self.lo == self.hi else f"{self.lo}..{self.hi}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An op and who serves which of its sizes, ascending and without gaps. `symbol`: "" where no size is open."""
+
+    op: str
+    symbol: str
+    arguments: tuple[Argument, ...]
+    ranges: tuple[Served, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The device that a pack is for. `arch`: sm_90a, x86_64; `isa`: of a CPU, the vector instructions used."""
+
+    target: str
+    product: str
+    arch: str
+    isa: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return bool(self.isa)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything but sources and binaries. `predicted`: something in it was never measured; `as_of`: when the latest row was made."""
+
+    format: str
+    schema: int
+    licence: str
+    emmy: str
+    card: Card
+    toolkit: str
+    predicted: bool
+    as_of: str
+    cases: tuple[Case, ...]
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """Each code once."""
+        return tuple({c.source: c for case in self.cases for r in case.ranges if (c := r.code)}.values())
+
+    def source_name(self, code: Code) -> str:
+        """The pack's member that holds the source."""
+        return f"source/{code.source}.{'c' if self.card.is_cpu else 'cu'}"
+
+    def binary_name(self, code: Code) -> str:
+        return f"binary/{self.card.arch}/{code.binary}.{'so' if self.card.is_cpu else 'cubin'}"
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, allow_nan=False).encode() + b"\n"
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """The manifest that `to_json` gave. Raises PackError: for another format, a newer schema, or naming a field."""
+    try:
+        raw = json.loads(data)
+    except ValueError as e:
+        raise PackError(f"manifest.json is no JSON: {e}") from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise PackError(f'manifest.json: not the manifest of a pack, which says "format": "{FORMAT}"')
+    if raw.get("schema") != SCHEMA:
+        raise PackError(
+            f"its schema is {raw.get('schema')}, this Emmy reads {SCHEMA}: update Emmy, or build the pack anew"
+        )
+    try:
+        found = cast("Manifest", _reader(Manifest)(raw))
+    except _Odd as e:
+        raise PackError(f"manifest.json: {e.where.lstrip('.')} {e.what}") from None
+    for case in found.cases:
+        _check_ranges(case)
+    return found
+
+
+def _check_ranges(case: Case) -> None:
+    ends = [(r.lo, r.hi) for r in case.ranges]
+    sound = bool(ends) and all(0 <= lo <= hi for lo, hi in ends)
+    sound &= ends == [(0, 0)] if not case.symbol else all(b[0] == a[1] + 1 for a, b in pairwise(ends))
+    if not sound:
+        raise PackError(f"manifest: {case.op}: its ranges {ends[:4]} overlap, or leave sizes out")
+
+
+# ---------------------------------------------------------------- reading, by type
+class _Odd(Exception):
+    """A value is not of its type; `where` grows on the way out."""
+
+    def __init__(self, where: str, what: str) -> None:
+        self.where, self.what = where, what
+
+
+Reader = Callable[[object], object]
+
+
+@cache
+def _reader(kind: object) -> Reader:
+    """What reads a value of a type, raising _Odd. A bool is no int, an int is a float."""
+    origin, args = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _object(kind)
+    if origin is Literal:
+        return lambda x: x if x in args else _refuse(x, kind)
+    if origin is UnionType:  # X | None, or plain types
+        plain = tuple(a for a in args if a in (int, str, NoneType))
+        others = [_reader(a) for a in args if a not in plain]
+        other: Reader = others[0] if others else lambda x: _refuse(x, kind)
+        return lambda x: x if type(x) in plain else other(x)
+    if origin is tuple:
+        return _sequence(_reader(args[0]))
+    if origin is Mapping:
+        of = _reader(args[1])
+        return lambda x: {str(k): of(v) for k, v in x.items()} if isinstance(x, dict) else _refuse(x, kind)
+    if kind is float:
+        return lambda x: float(x) if type(x) in (int, float) else _refuse(x, kind)  # type: ignore[arg-type]
+    return lambda x: x if type(x) is kind else _refuse(x, kind)
+
+
+def _refuse(x: object, kind: object) -> NoReturn:
+    raise _Odd("", f"is {str(x)[:60]!r}, which is not {getattr(kind, '__name__', kind)}")
+
+
+def _sequence(of: Reader) -> Reader:
+    def read(x: object) -> object:
+        if not isinstance(x, list):
+            _refuse(x, list)
+        out = []
+        for each in x:
+            try:
+                out.append(of(each))
+            except _Odd as e:
+                raise _Odd(f"[{len(out)}]{e.where}", e.what) from None
+        return tuple(out)
+
+    return read
+
+
+def _object(cls: type) -> Reader:
+    """The dataclass that an object holds, field by field: none missing, none unknown."""
+    hints = get_type_hints(cls)
+    readers = {f.name: _reader(hints[f.name]) for f in fields(cls)}
+
+    def read(x: object) -> object:
+        if not isinstance(x, dict) or x.keys() != readers.keys():
+            odd = sorted(x.keys() ^ readers.keys()) if isinstance(x, dict) else type(x).__name__
+            raise _Odd("", f"lacks fields, or has unknown ones: {odd}")
+        found = {}
+        for name, reader in readers.items():
+            try:
+                found[name] = reader(x[name])
+            except _Odd as e:
+                raise _Odd(f".{name}{e.where}", e.what) from None
+        return cls(**found)
+
+    return read

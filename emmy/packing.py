@@ -1,0 +1,167 @@
+"""What a pack should hold of some ops, from what is stored of them: who serves which sizes, and the evidence. Measures nothing.
+
+A size is Emmy's only where it won: raced with the stock kernel on the target's own product, and faster by more than the spread,
+also against every other kernel that it was raced with. A time says something of its own size and
+of those down to half of it, or to 2 within the rows of one atom.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from emmy.costmodel.dataset import Dataset
+from emmy.errors import UsageError
+from emmy.ir.ops import Op, parse_op
+from emmy.ir.target import Target
+from emmy.measure.rivals import RIVALS
+from emmy.pack import Choice, Evidence, Offer
+from emmy.records import Measurement
+from emmy.search.predictions import Prediction, find_prediction, predicted_ops
+from emmy.search.ranges import TILE, Span, span_of, symbol_of
+from emmy.winner import find_winner, is_raced, undisturbed
+
+REACH = 2  # a time at size s speaks of the sizes above s / REACH
+NOTHING = "nothing right was measured of it on {}"
+
+Rows = Mapping[str, Sequence[Measurement]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who serves an op: "" in `why` = the schedule."""
+
+    schedule: str
+    why: str
+    evidence: Evidence | None = None
+
+
+def offers(ops: Sequence[Op], target: Target, home: Path, threads: int = 1) -> tuple[Offer, ...]:
+    """What is stored of each op, and of the ranges and single sizes of those that have an open one. Predictions where no row is.
+
+    Raises UsageError when nothing at all is known of any of them on the target.
+    """
+    rows = _rows(home, target, threads)
+    known = {key: _measured(of, target) for key, of in rows.items()}
+    for key in predicted_ops(home, target):
+        if key not in known and (p := find_prediction(home, parse_op(key), target)) is not None:
+            known[key] = Verdict(p.schedule, "", _of_prediction(p, target))
+    made = tuple(_offer(op, known, target) for op in ops)
+    if not any(c.evidence for o in made for c in o.choices):
+        raise UsageError(
+            f"nothing is stored on {target.name} of {ops[0]}{f' and {len(ops) - 1} others' * (len(ops) > 1)}. Tune first, on the card, or "
+            f"without it to predict: `emmy tune OP --gpu {target.name}`"
+        )
+    return made
+
+
+def _rows(home: Path, target: Target, threads: int) -> Rows:
+    dataset = Dataset.of(home)
+    dataset.ingest()
+    rows: dict[str, list[Measurement]] = defaultdict(list)
+    with dataset.snapshot() as s:
+        for r in s.rows(target=target.name, origins=("measured",)):
+            if r.protocol.threads == threads:
+                rows[r.op].append(r)
+    return rows
+
+
+def _offer(op: Op, known: Mapping[str, Verdict], target: Target) -> Offer:
+    nothing = NOTHING.format(target.name)
+    if (symbol := symbol_of(op)) is None:
+        v = known.get(op.key) or Verdict("", nothing)
+        return Offer(op, "", (Choice(0, 0, op, v.schedule, v.why, v.evidence),))
+    name = symbol.name
+    spans = {span: v for key, v in known.items() if (span := span_of(op, key)) is not None}
+    choices = [
+        Choice(lo, hi, op.within(name, *timed), v.schedule, v.why, v.evidence)  # code for all that was timed
+        for (lo, hi), timed, v in _shared_out(spans, symbol.lo)
+    ]
+    at, out = symbol.lo, list[Choice]()
+    for c in choices:
+        out += [_left(op, name, at, c.lo - 1, nothing)] if at < c.lo else []
+        out.append(c)
+        at = c.hi + 1
+    out += [_left(op, name, at, symbol.hi, nothing)] if at <= symbol.hi else []
+    return Offer(op, name, tuple(out))
+
+
+def _left(op: Op, symbol: str, lo: int, hi: int, why: str) -> Choice:
+    return Choice(lo, hi, op.within(symbol, lo, hi), "", why)
+
+
+def _shared_out(spans: Mapping[Span, Verdict], first: int) -> list[tuple[Span, Span, Verdict]]:
+    """(served, timed, verdict): each size goes to the nearest time above it that reaches it; ascending, without overlaps."""
+    out: list[tuple[Span, Span, Verdict]] = []
+    taken = first - 1  # sizes up to here are given away
+    for timed in sorted(spans, key=lambda s: (s[1], bool(spans[s].why), s[0])):
+        reach = (
+            timed[1] // REACH + 1 if timed[1] > TILE else 2
+        )  # an atom's rows cost the same; one row is a kernel of its own
+        lo = max(timed[0], min(reach, timed[1]), taken + 1)
+        if lo <= timed[1]:
+            out.append(((lo, timed[1]), timed, spans[timed]))
+            taken = timed[1]
+    return out
+
+
+# ---------------------------------------------------------------- verdicts
+def _measured(rows: Sequence[Measurement], target: Target) -> Verdict:
+    best = find_winner(rows, target.product)
+    if best is None:
+        return Verdict("", NOTHING.format(target.name))
+    own = [r for r in rows if r.schedule == best.schedule and r.time_us is not None]
+    raced = [r for r in own if is_raced(r)]
+    evidence = _evidence(undisturbed(raced or own), _rivals(rows, best.schedule, best.time_us))
+    return Verdict(best.schedule, _why_stock(evidence, target), evidence)
+
+
+def _why_stock(e: Evidence, target: Target) -> str:
+    """Why the stock kernel serves although a schedule is known; "" when that won."""
+    if e.product != target.product:
+        return f"it was timed on {e.product}, not on {target.product}"
+    if e.ratio is None or e.ratio_low is None:
+        return "it was never raced with the stock kernel"
+    if e.ratio_low <= 1:
+        return f"no win: {e.ratio:.3f} times as fast as {e.stock}, {e.ratio_low:.3f} at worst"
+    slower = {name: x for name, x in e.rivals.items() if x <= 1}
+    return "; ".join(f"no win: {x:.3f} times as fast as {name}" for name, x in slower.items())
+
+
+def _rivals(rows: Sequence[Measurement], schedule: str, time_us: float) -> dict[str, float]:
+    """How many times as fast as each further kernel: by races of the schedule, else of others against that kernel's time."""
+    out = {}
+    for name in RIVALS[1:]:
+        raced = [r for r in rows if r.baseline == name and r.baseline_us]
+        own = [r.static["speedup"] for r in raced if r.schedule == schedule and "speedup" in r.static]
+        if raced:
+            out[name] = median(own or [(r.baseline_us or 0.0) / time_us for r in raced])
+    return out
+
+
+def _evidence(rows: Sequence[Measurement], rivals: Mapping[str, float]) -> Evidence:
+    """Of rows of one schedule: the latest's samples and circumstances, the ratio's median over all that were raced."""
+    latest = rows[-1]
+
+    def ratio(name: str) -> float | None:
+        found = [r.static[name] for r in rows if is_raced(r)]
+        return median(found) if found else None
+
+    p, d = latest.protocol, latest.device
+    return Evidence(
+        "measured", latest.op, latest.source_digest, median(r.time_us or 0.0 for r in rows), latest.samples_us, None, None,
+        latest.baseline, latest.baseline_us, ratio("speedup"), ratio("speedup_low"), ratio("speedup_high"), rivals,
+        max((r.error_norm for r in rows if r.error_norm is not None), default=None),
+        {"cache": p.cache, "clocks": p.clocks, "clock": p.clock, "threads": p.threads, "repeats": p.repeats},
+        d.product, d.driver, d.toolkit, latest.emmy_version, latest.time_utc, len(rows), latest.id, "",
+    )  # fmt: skip
+
+
+def _of_prediction(p: Prediction, target: Target) -> Evidence:
+    return Evidence(
+        "predicted", p.op, p.source_digest, p.predicted_us, (), p.low_us, p.high_us, "", None, None, None, None, {}, None, {},
+        target.product, "", "", p.emmy_version, p.time_utc, 0, "", f"{p}; {p.basis}",
+    )  # fmt: skip
