@@ -78,7 +78,7 @@ def _offer(op: Op, known: Mapping[str, Verdict], target: Target) -> Offer:
     spans = {span: v for key, v in known.items() if (span := span_of(op, key)) is not None}
     choices = [
         Choice(lo, hi, op.within(name, *timed), v.schedule, v.why, v.evidence)  # code for all that was timed
-        for (lo, hi), timed, v in _shared_out(spans, symbol.lo)
+        for (lo, hi), timed, v in shared_out(spans, symbol.lo)
     ]
     at, out = symbol.lo, list[Choice]()
     for c in choices:
@@ -93,7 +93,7 @@ def _left(op: Op, symbol: str, lo: int, hi: int, why: str) -> Choice:
     return Choice(lo, hi, op.within(symbol, lo, hi), "", why)
 
 
-def _shared_out(spans: Mapping[Span, Verdict], first: int) -> list[tuple[Span, Span, Verdict]]:
+def shared_out(spans: Mapping[Span, Verdict], first: int) -> list[tuple[Span, Span, Verdict]]:
     """(served, timed, verdict): each size goes to the nearest time above it that reaches it; ascending, without overlaps."""
     out: list[tuple[Span, Span, Verdict]] = []
     taken = first - 1  # sizes up to here are given away

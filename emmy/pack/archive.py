@@ -81,11 +81,11 @@ class Archive:
             raise self._damaged(f"it is no zip, or is cut off ({e})") from None
         if names[:1] != [MANIFEST]:
             raise self._damaged(f"its first member is not {MANIFEST}: it is another kind of file")
+        if len(set(names)) < len(names):
+            raise self._damaged("a member is there twice")
         for name in names[1:]:
             if not _MEMBER.fullmatch(name):
                 raise self._damaged(f"a member is called {name[:120]!r}; none of a pack is")
-        if len(set(names)) < len(names):
-            raise self._damaged("a member is there twice")
         self.names = frozenset(names[1:])
         self.manifest = self._read(MANIFEST)
         self.digest = sha256(self.manifest)

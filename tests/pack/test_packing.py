@@ -1,0 +1,74 @@
+"""Who serves which sizes, from rows: only a win over everything that was raced, and only as far as a time reaches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from emmy.codegen.build import source
+from emmy.errors import UsageError
+from emmy.ir.ops import parse_op
+from emmy.ir.target import load_target
+from emmy.packing import REACH, Verdict, offers, shared_out
+from emmy.records import Measurement
+from tests.data.conftest import make_row, write_journal
+
+OP = "matmul:m(1..64)x16x32:f32"
+CPU = load_target("cpu")
+
+
+def row(
+    number: int,
+    m: str,
+    ratio: float | None,
+    schedule: str = "k0/split(n,core,8)",
+    baseline: str = "torch",
+    **changes: object,
+) -> Measurement:
+    op = OP.replace("m(1..64)", m)
+    raced = {"speedup": ratio, "speedup_low": ratio - 0.02, "speedup_high": ratio + 0.02} if ratio else {}
+    made = make_row(5 * number, op=op, schedule=schedule, source_digest=source(parse_op(op), schedule, CPU).digest, static=raced,
+                    baseline=baseline, error_norm=0.1, baseline_us=110.0, **changes)  # fmt: skip
+    return replace(made, device=replace(made.device, product=str(changes.get("product") or CPU.product)))
+
+
+def test_a_size_is_emmys_only_where_a_time_of_it_won(tmp_path: Path) -> None:
+    rows = [row(0, "1", 1.5), row(1, "m(2..8)", 1.01), row(2, "m(9..16)", None), row(3, "m(17..48)", 1.2), row(4, "64", 1.3),
+            row(5, "64", 0.9, baseline="sdpa:flash")]  # fmt: skip
+    write_journal(tmp_path, "run", rows)
+    (made,) = offers([parse_op(OP)], CPU, tmp_path)
+    assert [(c.lo, c.hi, c.why.partition(":")[0]) for c in made.choices] == [
+        (1, 1, ""), (2, 8, "no win"), (9, 16, "it was never raced with the stock kernel"),
+        (17, 24, "nothing right was measured of it on cpu"), (25, 48, ""), (49, 63, "nothing right was measured of it on cpu"),
+        (64, 64, "no win"),
+    ]  # fmt: skip
+    assert made.choices[4].op.key == OP.replace("1..64", "17..48")  # the code that was timed
+    assert made.choices[6].why == "no win: 0.900 times as fast as sdpa:flash"
+
+
+def test_a_time_of_another_product_wins_nothing_and_no_rows_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing is stored on cpu"):
+        offers([parse_op(OP)], CPU, tmp_path)
+    made = row(0, "8", 1.5)
+    write_journal(tmp_path, "run", [replace(made, device=replace(made.device, product="Another CPU"))])
+    (offer,) = offers([parse_op(OP.replace("m(1..64)", "8"))], CPU, tmp_path)
+    assert offer.choices[0].why == f"it was timed on Another CPU, not on {CPU.product}"
+
+
+spans = st.tuples(st.integers(1, 64), st.integers(1, 64)).map(lambda x: (min(x), max(x)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(spans, st.sampled_from(["", "no win"]), max_size=8))
+def test_sizes_are_given_away_once_to_times_that_reach_them(found: dict[tuple[int, int], str]) -> None:
+    known = {span: Verdict("", why) for span, why in found.items()}
+    at = 0
+    for (lo, hi), timed, verdict in shared_out(known, 1):
+        assert at < lo <= hi == timed[1] and timed[0] <= lo and known[timed] is verdict
+        assert lo > hi // REACH or hi <= 8
+        at = hi
+    assert {hi for (_, hi) in found} == {hi for (_, hi), _, _ in shared_out(known, 1)}
