@@ -42,7 +42,6 @@ from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.pack import Built
 from emmy.pack.building import build as build_file
-from emmy.pack_check import verify as verify_pack
 from emmy.packing import offers
 from emmy.ranged import Group, Measured, Predicted, settle
 from emmy.records import Candidate, Measurement
@@ -62,7 +61,7 @@ __all__ = [
     "BenchResult", "VerifyReport", "as_op", "bench", "build_pack", "collect", "costmodel_curve", "costmodel_versions",
     "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
-    "verify", "verify_pack", "winner", "with_pdl",
+    "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def _range(case: Case, r: Served) -> dict[str, object]:
 
 
 def _verify(args: Namespace, screen: Screen) -> int:
-    from emmy import api, pack_check
+    from emmy import pack_check
     from emmy.errors import WrongAnswer
     from emmy.pack import Pack
 
@@ -121,7 +121,7 @@ def _verify(args: Namespace, screen: Screen) -> int:
     _introduce(pack, screen)
     n, found = pack_check.count(pack, args.op), []
     with Bar(screen) as bar:
-        for f in api.verify_pack(pack, args.depth, args.op, emulate=not args.no_emulator):
+        for f in pack_check.verify(pack, args.depth, args.op, emulate=not args.no_emulator):
             found.append(f)
             bar("checking", len(found), n)
     columns = {k: k for k in ("op", "sizes", "digests", "rebuild", "answers", "error", "ran")}
