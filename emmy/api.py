@@ -40,8 +40,7 @@ from emmy.ir.target import Target, load_target
 from emmy.lookup import as_op, export, load, prediction, serving, show, subject, subjects, table, winner
 from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
-from emmy.pack import Built
-from emmy.pack.building import build as build_file
+from emmy.pack import Built, Pack
 from emmy.packing import offers
 from emmy.ranged import Group, Measured, Predicted, settle
 from emmy.records import Candidate, Measurement
@@ -463,4 +462,4 @@ def build_pack(
     named = {op.key: op for o in listed for op in (expand(o) if isinstance(o, str) else (o,))}
     target = load_target(gpu)
     found = offers(tuple(named.values()), target, home or config.home(), threads)
-    return build_file(found, Path(path), target, workers, on_progress)
+    return Pack.build(found, path, target, workers=workers, on_progress=on_progress)

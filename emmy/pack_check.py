@@ -34,7 +34,7 @@ DEPTHS: tuple[Depth, ...] = ("digests", "rebuild", "run")  # each after those be
 class Finding:
     """What was found of one range. Each of the three: "ok", "not done: why", or what is wrong.
 
-    ran:   "on the card", "on the emulator, as OP", or ""
+    ran:   "on NVIDIA H200", "on the emulator, as OP", or ""
     error: the largest, in units of what is allowed
     """
 
@@ -128,7 +128,7 @@ def _runner(pack: Pack, emulate: bool) -> Callable[[Served, Code], Answer]:
             return lambda r, code: _emulated(pack, r, code)
         why = f"not done: {e}"
         return lambda r, code: (why, "", None)
-    checkers: dict[str, Checker] = {}
+    checkers, ran = dict[str, Checker](), f"on {pack.here.product}"
 
     def run(r: Served, code: Code) -> Answer:
         op = parse_op(r.op)
@@ -139,8 +139,8 @@ def _runner(pack: Pack, emulate: bool) -> Callable[[Served, Code], Answer]:
             plan = device.load(str(pack.library(code)))
             found = checkers[r.op].check(plan, lambda what, risky: None, code.accumulate)
         except EmmyError as e:
-            return str(e), "on the card", None
-        return found.wrong or "ok", "on the card", found.error_norm
+            return str(e), ran, None
+        return found.wrong or "ok", ran, found.error_norm
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from emmy.codegen.nvrtc import nvrtc_version
@@ -64,7 +65,8 @@ def why_rebuild(manifest: Manifest, here: Machine) -> str:
 
 
 def _major(version: str) -> int:
-    return int(version.partition(".")[0])
+    major = version.partition(".")[0]
+    return int(major) if major.isdecimal() else sys.maxsize  # unknown: as if it were too new
 
 
 def refuse_compiler(here: Machine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -86,7 +87,7 @@ class Pack:
 
     def __init__(self, archive: Archive, manifest: Manifest, unmeasured: bool, here: Machine | None) -> None:
         self._archive, self.manifest, self.unmeasured, self._here = archive, manifest, unmeasured, here
-        self._cases = {c.op: c for c in manifest.cases}
+        self._cases = {c.op: replace(c, ranges=tuple(map(self._served, c.ranges))) for c in manifest.cases}
         self.rebuilt: dict[str, str] = {}  # source -> why its binary was compiled here
 
     @staticmethod
@@ -145,10 +146,7 @@ class Pack:
         case = self._cases.get(str(op))
         if case is None:
             return f"the pack has no {op}"
-        if any(self._is_used(r) for r in case.ranges):
-            return ""
-        predicted = any(r.code for r in case.ranges)
-        return "predicted, never measured: open the pack with unmeasured=True" if predicted else case.ranges[-1].why
+        return "" if any(r.code for r in case.ranges) else case.ranges[-1].why
 
     def plan(self, op: Op | str) -> PackedPlan | None:
         """The op ready to run; None where stock serves all of it: `why_stock` says why.
@@ -160,16 +158,18 @@ class Pack:
             return None
         case, device = self._cases[str(op)], "cpu" if self.manifest.card.is_cpu else "cuda"
         forms = {a.name: _form(a) for a in case.arguments}
-        paths = [self.library(r.code) if r.code and self._is_used(r) else None for r in case.ranges]
+        paths = [self.library(r.code) if r.code else None for r in case.ranges]
         if case.symbol:
             ranges = [PlanRange(r.lo, r.hi, p) for r, p in zip(case.ranges, paths, strict=True)]
             return PackedPlan(case, LoadedTable(case.symbol, ranges, device, forms))
         assert paths[0] is not None
         return PackedPlan(case, LoadedPlan(paths[0], device, forms=forms))
 
-    def _is_used(self, r: Served) -> bool:
-        measured = r.evidence is not None and r.evidence.origin == "measured"
-        return r.code is not None and (measured or self.unmeasured)
+    def _served(self, r: Served) -> Served:
+        """The range as it is served here: stock has what was never measured, unless that is asked for."""
+        if self.unmeasured or r.code is None or (r.evidence and r.evidence.origin == "measured"):
+            return r
+        return replace(r, code=None, why="predicted, never measured: open the pack with unmeasured=True")
 
     # ------------------------------------------------------------ code
     def source(self, code: Code) -> str:

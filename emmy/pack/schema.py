@@ -117,7 +117,7 @@ class Card:
     target: str
     product: str
     arch: str
-    isa: str
+    isa: Literal["", "portable", "avx2", "avx512"]
 
     @property
     def is_cpu(self) -> bool:
