@@ -101,8 +101,9 @@ def _introduce(pack: Pack, screen: Screen) -> None:
 
 def _range(case: Case, r: Served) -> dict[str, object]:
     e = r.evidence
+    use = "predicted" if r.code and e and e.origin == "predicted" else r.use
     return {
-        "op": case.op, "sizes": f"{case.symbol} {r.sizes}".strip(), "use": r.use, "why": r.why,
+        "op": case.op, "sizes": f"{case.symbol} {r.sizes}".strip(), "use": use, "why": r.why,
         "time_us": e and e.time_us, "stock_us": e and e.stock_us, "ratio": e and e.ratio, "ratio_low": e and e.ratio_low,
         "basis": e and e.origin, "error": e and e.error, "samples": e and len(e.samples_us), "product": e and e.product,
         "time_utc": e and e.time_utc, "kernel": r.code and r.code.source[:12], "schedule": r.schedule,

@@ -116,7 +116,7 @@ def test_inspect_verify_and_load_say_what_a_pack_holds_and_that_it_is_right(
     code, (head, *ranges), err = said(capsys, "pack", "inspect", path)
     assert code == 0 and head["predicted"] is True and "PREDICTED, never measured" in err
     assert [r["use"] for r in ranges if r["op"] == packs.OPEN] == ["stock", "emmy", "emmy"]
-    assert {r["basis"] for r in ranges if r["op"] == packs.GUESSED} == {"predicted"}
+    assert {(r["use"], r["basis"]) for r in ranges if r["op"] == packs.GUESSED} == {("predicted", "predicted")}
     code, (_, *found), err = said(capsys, "pack", "verify", path)
     assert code == 0 and len(found) == 4
     assert all((f["digests"], f["rebuild"], f["answers"]) == ("ok", "ok", "ok") and f["error"] < 1 for f in found)  # type: ignore[operator]
