@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from emmy.codegen.build import source
 from emmy.costmodel.dataset import Dataset
-from emmy.errors import UsageError
+from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.target import Target
 from emmy.measure.rivals import RIVALS
@@ -22,9 +23,11 @@ from emmy.pack import Choice, Evidence, Offer
 from emmy.records import Measurement
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
 from emmy.search.ranges import TILE, Span, span_of, symbol_of
-from emmy.winner import find_winner, is_raced, undisturbed
+from emmy.winner import Winner, find_winner, is_raced, undisturbed
 
 REACH = 2  # a time at size s speaks of the sizes above s / REACH
+FAILED = ("correctness", "runtime", "timeout")  # never to be run for anybody, whatever other rows say
+STALE = "every schedule of it that was raced makes another source now: tune again"
 NOTHING = "nothing right was measured of it on {}"
 
 Rows = Mapping[str, Sequence[Measurement]]
@@ -44,18 +47,38 @@ def offers(ops: Sequence[Op], target: Target, home: Path, threads: int = 1) -> t
 
     Raises UsageError when nothing at all is known of any of them on the target.
     """
-    rows = _rows(home, target, threads)
-    known = {key: _measured(of, target) for key, of in rows.items()}
-    for key in predicted_ops(home, target):
-        if key not in known and (p := find_prediction(home, parse_op(key), target)) is not None:
-            known[key] = Verdict(p.schedule, "", _of_prediction(p, target))
-    made = tuple(_offer(op, known, target) for op in ops)
+    known = _Known(home, target, _rows(home, target, threads), predicted_ops(home, target))
+    made = tuple(_offer(op, known) for op in ops)
     if not any(c.evidence for o in made for c in o.choices):
         raise UsageError(
             f"nothing is stored on {target.name} of {ops[0]}{f' and {len(ops) - 1} others' * (len(ops) > 1)}. Tune first, on the card, or "
             f"without it to predict: `emmy tune OP --gpu {target.name}`"
         )
     return made
+
+
+class _Known:
+    """Verdicts by op, each found when it is first asked for."""
+
+    def __init__(self, home: Path, target: Target, rows: Rows, predicted: Sequence[str]) -> None:
+        self.home, self.target, self._rows = home, target, rows
+        self.ops = tuple(dict.fromkeys((*rows, *predicted)))
+        self._found: dict[str, Verdict] = {}
+
+    def verdict(self, key: str) -> Verdict:
+        if key not in self._found:
+            self._found[key] = self._find(key)
+        return self._found[key]
+
+    def _find(self, key: str) -> Verdict:
+        if rows := self._rows.get(key):
+            return _measured(parse_op(key), rows, self.target)
+        p = find_prediction(self.home, parse_op(key), self.target) if key in self.ops else None
+        return (
+            Verdict(p.schedule, "", _of_prediction(p, self.target))
+            if p
+            else Verdict("", NOTHING.format(self.target.name))
+        )
 
 
 def _rows(home: Path, target: Target, threads: int) -> Rows:
@@ -69,13 +92,13 @@ def _rows(home: Path, target: Target, threads: int) -> Rows:
     return rows
 
 
-def _offer(op: Op, known: Mapping[str, Verdict], target: Target) -> Offer:
-    nothing = NOTHING.format(target.name)
+def _offer(op: Op, known: _Known) -> Offer:
+    nothing = NOTHING.format(known.target.name)
     if (symbol := symbol_of(op)) is None:
-        v = known.get(op.key) or Verdict("", nothing)
+        v = known.verdict(op.key)
         return Offer(op, "", (Choice(0, 0, op, v.schedule, v.why, v.evidence),))
     name = symbol.name
-    spans = {span: v for key, v in known.items() if (span := span_of(op, key)) is not None}
+    spans = {span: known.verdict(key) for key in known.ops if (span := span_of(op, key)) is not None}
     choices = [
         Choice(lo, hi, op.within(name, *timed), v.schedule, v.why, v.evidence)  # code for all that was timed
         for (lo, hi), timed, v in shared_out(spans, symbol.lo)
@@ -98,9 +121,8 @@ def shared_out(spans: Mapping[Span, Verdict], first: int) -> list[tuple[Span, Sp
     out: list[tuple[Span, Span, Verdict]] = []
     taken = first - 1  # sizes up to here are given away
     for timed in sorted(spans, key=lambda s: (s[1], bool(spans[s].why), s[0])):
-        reach = (
-            timed[1] // REACH + 1 if timed[1] > TILE else 2
-        )  # an atom's rows cost the same; one row is a kernel of its own
+        # Rows of one atom cost the same; one row is a kernel of its own.
+        reach = timed[1] // REACH + 1 if timed[1] > TILE else 2
         lo = max(timed[0], min(reach, timed[1]), taken + 1)
         if lo <= timed[1]:
             out.append(((lo, timed[1]), timed, spans[timed]))
@@ -109,14 +131,41 @@ def shared_out(spans: Mapping[Span, Verdict], first: int) -> list[tuple[Span, Sp
 
 
 # ---------------------------------------------------------------- verdicts
-def _measured(rows: Sequence[Measurement], target: Target) -> Verdict:
-    best = find_winner(rows, target.product)
-    if best is None:
+def _measured(op: Op, rows: Sequence[Measurement], target: Target) -> Verdict:
+    first = find_winner(rows, target.product)
+    if first is None:
         return Verdict("", NOTHING.format(target.name))
+    rows, best = _that_hold(op, rows, target)
+    if best is None or (first.raced and not best.raced):
+        return Verdict(first.schedule, STALE, _evidence([first.row], {}))
     own = [r for r in rows if r.schedule == best.schedule and r.time_us is not None]
     raced = [r for r in own if is_raced(r)]
     evidence = _evidence(undisturbed(raced or own), _rivals(rows, best.schedule, best.time_us))
     return Verdict(best.schedule, _why_stock(evidence, target), evidence)
+
+
+def _that_hold(op: Op, rows: Sequence[Measurement], target: Target) -> tuple[Sequence[Measurement], Winner | None]:
+    """Rows without those of the best schedules whose source is another now, or that once failed; and the best one left.
+
+    Only races are looked at one after another: there are few of them.
+    """
+    failed = {(r.schedule, r.source_digest) for r in rows if r.status in FAILED}
+    rows = [r for r in rows if (r.schedule, r.source_digest) not in failed]
+    while (best := find_winner(rows, target.product)) is not None:
+        digest = _digest(op, best.schedule, target)
+        kept = [r for r in rows if r.schedule != best.schedule or r.source_digest == digest]
+        if len(kept) == len(rows) or not best.raced:
+            break
+        rows = kept
+    return rows, best
+
+
+def _digest(op: Op, schedule: str, target: Target) -> str:
+    """Of the source that the schedule makes now, "" where it makes none."""
+    try:
+        return source(op, schedule, target).digest
+    except (PlanError, UsageError, CompileError):
+        return ""
 
 
 def _why_stock(e: Evidence, target: Target) -> str:

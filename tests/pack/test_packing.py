@@ -22,18 +22,18 @@ CPU = load_target("cpu")
 
 
 def row(
-    number: int,
-    m: str,
-    ratio: float | None,
-    schedule: str = "k0/split(n,core,8)",
-    baseline: str = "torch",
-    **changes: object,
+    number: int, m: str, ratio: float | None, schedule: str = "k0/split(n,core,8)", **changes: object
 ) -> Measurement:
     op = OP.replace("m(1..64)", m)
     raced = {"speedup": ratio, "speedup_low": ratio - 0.02, "speedup_high": ratio + 0.02} if ratio else {}
-    made = make_row(5 * number, op=op, schedule=schedule, source_digest=source(parse_op(op), schedule, CPU).digest, static=raced,
-                    baseline=baseline, error_norm=0.1, baseline_us=110.0, **changes)  # fmt: skip
-    return replace(made, device=replace(made.device, product=str(changes.get("product") or CPU.product)))
+    fields = {
+        "source_digest": source(parse_op(op), schedule, CPU).digest,
+        "error_norm": 0.1,
+        "baseline_us": 110.0,
+        **changes,
+    }
+    made = make_row(5 * number, op=op, schedule=schedule, static=raced, **fields)
+    return replace(made, device=replace(made.device, product=CPU.product))
 
 
 def test_a_size_is_emmys_only_where_a_time_of_it_won(tmp_path: Path) -> None:
@@ -57,6 +57,19 @@ def test_a_time_of_another_product_wins_nothing_and_no_rows_are_an_error(tmp_pat
     write_journal(tmp_path, "run", [replace(made, device=replace(made.device, product="Another CPU"))])
     (offer,) = offers([parse_op(OP.replace("m(1..64)", "8"))], CPU, tmp_path)
     assert offer.choices[0].why == f"it was timed on Another CPU, not on {CPU.product}"
+
+
+def test_a_schedule_of_another_source_or_that_once_failed_gives_way_to_the_next_best(tmp_path: Path) -> None:
+    stale, failed, good = (f"k0/split(n,core,{n})" for n in (2, 4, 8))
+    rows = [row(0, "8", 2.0, stale, source_digest="0" * 64, samples_us=(50.0,)), row(1, "8", 1.5, failed, samples_us=(60.0,)),
+            row(2, "8", None, failed, status="correctness", samples_us=()), row(3, "8", 1.2, good, samples_us=(90.0,))]  # fmt: skip
+    write_journal(tmp_path, "run", rows)
+    op = parse_op(OP.replace("m(1..64)", "8"))
+    ((choice,),) = (o.choices for o in offers([op], CPU, tmp_path))
+    assert (choice.schedule, choice.why) == (good, "")
+    write_journal(tmp_path / "2", "run", rows[:1])
+    ((choice,),) = (o.choices for o in offers([op], CPU, tmp_path / "2"))
+    assert "makes another source now" in choice.why
 
 
 spans = st.tuples(st.integers(1, 64), st.integers(1, 64)).map(lambda x: (min(x), max(x)))
