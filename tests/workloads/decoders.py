@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from emmy.workloads.gemma4_12b import CONFIG
+
 LLAMA3_8B: dict[str, object] = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu", "torch_dtype": "bfloat16", "attention_bias": False,
@@ -22,9 +24,8 @@ GEMMA3_4B: dict[str, object] = {  # what its published file leaves out is left o
                     "sliding_window": 1024},
 }  # fmt: skip
 GEMMA4_12B: dict[str, object] = {
-    "model_type": "gemma4_text", "dtype": "bfloat16", "vocab_size": 262144, "hidden_size": 3840, "intermediate_size": 15360,
-    "num_hidden_layers": 48, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "sliding_window": 1024,
-    "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+    **CONFIG,
+    "dtype": "bfloat16",
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+}
