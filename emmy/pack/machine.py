@@ -58,7 +58,7 @@ def why_rebuild(manifest: Manifest, here: Machine) -> str:
     if card.is_cpu:
         needed, has = _WIDTH[card.isa], _WIDTH.get(here.isa, 0)
         return f"binaries need {card.isa}, this CPU has {here.isa}" if needed > has else ""
-    toolkit = manifest.toolkit.split()[-1]
+    toolkit = manifest.toolkit.rpartition(" ")[2]
     if _major(toolkit) > _major(here.cuda):
         return f"binaries are of CUDA {toolkit}, this driver runs up to {here.cuda}"
     return ""
