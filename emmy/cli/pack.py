@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_tasks, add_threads, positive
+from emmy.errors import UsageError, WrongAnswer
 from emmy.report import Bar, Screen, counted
 
 if TYPE_CHECKING:
@@ -115,12 +116,15 @@ def _range(case: Case, r: Served) -> dict[str, object]:
 
 def _verify(args: Namespace, screen: Screen) -> int:
     from emmy import pack_check
-    from emmy.errors import WrongAnswer
     from emmy.pack import Pack
 
     pack = Pack.open(args.file, unmeasured=True)
     _introduce(pack, screen)
     n, found = pack_check.count(pack, args.op), []
+    if args.op != "*" and not n:
+        raise UsageError(
+            f"no kernel of {args.file} is of an op that matches {args.op!r}: `emmy pack inspect` lists them"
+        )
     with Bar(screen) as bar:
         for f in pack_check.verify(pack, args.depth, args.op, emulate=not args.no_emulator):
             found.append(f)
