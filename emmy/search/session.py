@@ -10,6 +10,7 @@ from pathlib import Path
 
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
+from emmy.costmodel.model_files import found
 from emmy.costmodel.registry import find, model_roots
 from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.snapshot import Snapshot
@@ -218,8 +219,8 @@ def load_model(choice: str | None, target: Target, home: Path, on_event: Listene
     """
     if choice == "roofline":
         return None
-    if choice is not None and not Path(choice).is_file():
-        raise UsageError(f"model {choice!r} is no file; name a model's .txt, or roofline to search without one")
+    if choice is not None and not found(Path(choice)).is_file():
+        raise UsageError(f"model {choice!r} is no file; name a model's .txt.xz, or roofline to search without one")
     try:
         return find(target.name, model_roots(home)) if choice is None else CostModel.load(Path(choice))
     except (StaleModel, DataError) as e:
