@@ -211,8 +211,11 @@ def export(
     name:     of the function; by default made of the op's key
     data:     also inputs and float64 answers for the main, of an open size at its upper end
 
+    The folder is made, is empty, or holds an earlier export of the same name, which is replaced.
     Raises UsageError, IllegalMove, or PlanError when no code is generated for the plan.
     """
+    if not str(out):
+        raise UsageError("the folder's name is empty; '.' is the one you are in")
     op, target = as_op(op), load_target(gpu)
     program = op.program()
     if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):

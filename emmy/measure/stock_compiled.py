@@ -15,7 +15,7 @@ from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import COMPILED
-from emmy.measure.torch_formula import activated, outputs
+from emmy.measure.torch_formula import CopiedOnce, activated, outputs
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,8 @@ def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> Runnable | Non
 
 
 @dataclass(slots=True)
-class TorchCompiled:
-    """A function of tensors by torch.compile. Its results stay where torch puts them, but for the first time, when they are checked.
+class TorchCompiled(CopiedOnce):
+    """A function of tensors by torch.compile.
 
     function: inputs by name, of the op's dtypes, to outputs by name
     """
@@ -51,7 +51,6 @@ class TorchCompiled:
     tensor: Callable[[Buffer], torch.Tensor]
     function: Callable[[Tensors], dict[str, torch.Tensor]]
     made: Callable[..., tuple[torch.Tensor, ...]] | None = None
-    checked: bool = False
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
 
@@ -68,11 +67,7 @@ class TorchCompiled:
         made, given = self.made, [x[name] for name in names]
 
         def call() -> None:
-            results = made(*given)
-            if not self.checked:
-                for name, result in zip(outputs, results, strict=True):
-                    x[name].copy_(result)
-                self.checked = True
+            self.copy(dict(zip(outputs, made(*given), strict=True)), x)
 
         return call
 

@@ -111,16 +111,25 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 # ---------------------------------------------------------------- stock
 @dataclass(slots=True)
-class TorchFormula:
-    """Eager torch: the library's own function where it has one, else what a model's text says, in f32.
+class CopiedOnce:
+    """Results that torch allocates are copied to the outputs the first time, when they are checked, and not when they are
+    timed: a model would go on with them where they are."""
 
-    Functions that allocate their result have it copied to the output the first time, when it is checked, and not when they are
-    timed: a model would go on with the result where it is.
-    """
+    checked: bool = field(default=False, init=False)
+
+    def copy(self, results: Tensors, outputs: Tensors) -> None:
+        if not self.checked:
+            for name, result in results.items():
+                outputs[name].copy_(result)
+            self.checked = True
+
+
+@dataclass(slots=True)
+class TorchFormula(CopiedOnce):
+    """Eager torch: the library's own function where it has one, else what a model's text says, in f32."""
 
     op: FormulaOp
     tensor: Callable[[Buffer], torch.Tensor]
-    checked: bool = False
 
     def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
         x = {name: self.tensor(buffer) for name, buffer in buffers.items()}
@@ -129,11 +138,7 @@ class TorchFormula:
         def call() -> None:
             for step in in_place:
                 step()
-            results = made()
-            if not self.checked:
-                for name, result in results.items():
-                    x[name].copy_(result)
-                self.checked = True
+            self.copy(made(), x)
 
         return call
 
