@@ -18,6 +18,7 @@ from emmy.codegen.kernel_gpu import GpuKernel
 from emmy.codegen.plan_head import read_head
 from emmy.codegen.ptx import prelude, used
 from emmy.errors import UsageError
+from emmy.ir.gathers import gathers
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program
 from emmy.ir.target import Target
@@ -181,7 +182,11 @@ class _Export:
         sizes = ", ".join(f"{axis} {open_sizes.get(axis, dim)}" for axis, dim in p.dims)
         arrays = [(v.name, v) for v in p.inputs] + [(o, p.value(o)) for o in p.outputs]
         shapes = "; ".join(f"{name}[{','.join(v.axes)}] {v.dtype}" for name, v in arrays)
-        lines = [*self.comment, f"arrays, row-major: {shapes}", f"sizes: {sizes}", *notes]
+        told = [
+            f"{' and '.join(g.told_by)}: positions of {g.table} along {g.axis}, which are not checked"
+            for g in gathers(p)
+        ]
+        lines = [*self.comment, f"arrays, row-major: {shapes}", f"sizes: {sizes}", *told, *notes]
         guard = f"{self.name.upper()}_H"
         return "\n".join(
             (

@@ -126,6 +126,22 @@ def test_tensors_of_another_form_are_refused_by_name(change: object, says: str) 
         linear()(a, b, C=c)
 
 
+def test_positions_outside_of_a_table_are_refused_as_torch_refuses_them() -> None:
+    op, e = torch_op("embedding:m(1..9)x16x7:f32", threads=1), torch.randn(7, 16)
+    ids = torch.tensor([0, 6, 3], dtype=torch.int32)
+    torch.testing.assert_close(op(ids, e), 4 * torch.nn.functional.embedding(ids, e))
+    for bad in (7, -1):
+        ids[1] = bad
+        with pytest.raises(UsageError, match=f"ids: position {bad} of E along v, which has positions 0..6"):
+            op(ids, e)
+    nested = torch_op("formula:m=3,n=16,v=7;ids[v]:i32;E[v,n]:f32;Y[m,n]:f32=E[ids[m+1]-1,n]", threads=1)
+    ids = torch.tensor([9, 1, 7, 3, 9, 9, 9], dtype=torch.int32)
+    torch.testing.assert_close(nested(ids, e), e[[0, 6, 2]])
+    ids[3] = 0
+    with pytest.raises(UsageError, match="position -1 of E"):
+        nested(ids, e)
+
+
 def test_an_op_for_a_gpu_does_not_take_tensors_of_the_cpu() -> None:
     op = torch_op("matmul:128x128x64:f16:nk", gpu="h200")
     with pytest.raises(NoSuchDevice, match="made for h200; tensors are on cpu"):

@@ -157,7 +157,9 @@ class _Numpy:
             case Axis(name):
                 return np.arange(self.size[name], dtype=np.float64).reshape([-1 if a == name else 1 for a in axes])
             case Apply(fn, args):
-                with np.errstate(invalid="ignore", divide="ignore"):  # what has no answer is no number, here as in a kernel
+                with np.errstate(
+                    invalid="ignore", divide="ignore"
+                ):  # what has no answer is no number, here as in a kernel
                     return np.asarray(FUNCTIONS[fn][1](*(self.of(a, axes) for a in args)), dtype=np.float64)
             case Read(value, index):
                 positions = (Axis(x) if isinstance(x, str) else x for x in index)
