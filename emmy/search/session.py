@@ -136,7 +136,7 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
-        winners = fastest(snapshot, request.target)
+        winners = fastest(snapshot, request.target, request.threads)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
     stored = find_winner([r for r in here if r.origin == "measured"], device.product)
     best = (stored.schedule,) if stored else ()
@@ -181,11 +181,12 @@ def _is_cured(row: Measurement, request: Request) -> bool:
         return False  # refused still
 
 
-def fastest(snapshot: Snapshot, target: Target) -> tuple[tuple[str, str], ...]:
-    """(op, its schedule with the least time) of every op that was measured on the target."""
+def fastest(snapshot: Snapshot, target: Target, threads: int) -> tuple[tuple[str, str], ...]:
+    """(op, its schedule with the least time) of every op that was measured on so many threads of the target: what is best
+    on one divides nothing among several."""
     rows = snapshot.query(
         "SELECT op, arg_min(schedule, list_median(samples_us)) FROM measurement "
-        f"WHERE status = 'ok' AND target = '{target.name}' GROUP BY op ORDER BY op"
+        f"WHERE status = 'ok' AND target = '{target.name}' AND threads = {threads} GROUP BY op ORDER BY op"
     ).rows
     return tuple((str(op), str(schedule)) for op, schedule in rows)
 

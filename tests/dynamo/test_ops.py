@@ -155,7 +155,7 @@ def test_an_op_that_was_never_tuned_takes_the_winner_of_a_near_one(monkeypatch: 
         ("matmul:8x24x33:f32:nk", "k0/split(q,core,2)"),  # refused
         ("geglu:8x24x32:f32:nk", "k0/split(m,core,1)"),
     )
-    monkeypatch.setattr("emmy.lookup.fastest", lambda snapshot, target: winners)
+    monkeypatch.setattr("emmy.lookup.fastest", lambda snapshot, target, threads: winners)
     op = torch_op("matmul:8x24x32:f32:nk,scale", threads=1)
     assert (op.schedules, op.origin) == (("k0/split(m,core,5)",), "near, the winner of matmul:8x24x40:f32:nk")
     a, b, _ = operands()
