@@ -127,10 +127,9 @@ def tune(
     Raises UsageError, NoSuchDevice (of a CPU, or an unknown name), DeviceBusy or StaleModel.
     """
     alone = isinstance(op, Op | str)
-    ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
     check_strategy(strategy)
-    limits = budget if isinstance(budget, Budget) else parse_budget(budget)
-    target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
+    ops, limits, target = _asked(op, budget, gpu)
+    home, stop = home or config.home(), stop or Stop()
     leader = load_model(model, target, home, on_event)
     by_work = sorted(ops, key=lambda o: -o.work().flops)
     groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_work]
@@ -186,14 +185,19 @@ def collect(
 
     Raises UsageError, DeviceBusy or StaleModel; NoSuchDevice where the target cannot be measured.
     """
-    ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
-    limits = budget if isinstance(budget, Budget) else parse_budget(budget)
-    target, home, stop = load_target(gpu), home or config.home(), stop or Stop()
+    ops, limits, target = _asked(op, budget, gpu)
+    home, stop = home or config.home(), stop or Stop()
     asked = requests(ops, limits, target, seed, threads, fresh)
     leader = load_model(model, target, home, on_event)
     with device(target, threads, wait=wait, measurer=measurer) as here:
         sitting = Sitting(asked, here, home, __version__, leader, model is None, on_event, stop)
         return collect_rows(asked, sitting.run)
+
+
+def _asked(op: Op | str | Sequence[Op | str], budget: Budget | str, gpu: str) -> tuple[list[Op], Budget, Target]:
+    """What is asked for, read. Raises UsageError or NoSuchDevice."""
+    ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
+    return ops, budget if isinstance(budget, Budget) else parse_budget(budget), load_target(gpu)
 
 
 def _settled(here: Measurer, home: Path, on_event: Listener, stop: Stop, group: Group) -> tuple[RangeWinner, ...]:
@@ -292,7 +296,7 @@ def explain(
             f"{op} on {gpu} is served by a table of {len(ranges)} ranges ({_named(ranges)}): name one, with its schedule"
         )
     rows = measured_rows(home, op.key, target, threads)
-    pick = None if schedule else find_prediction(home, op, target)
+    pick = None if schedule is not None else find_prediction(home, op, target)
     return explain_op(op, target, threads, rows, load_model(None, target, home), pick, schedule)
 
 

@@ -51,10 +51,12 @@ def rollback_costmodel(
     """
     store = ModelStore(models or model_roots(home or config.home())[0])
     targets = (gpu,) if gpu else store.targets()
-    if len(targets) != 1:
+    if not targets:
         raise UsageError(
-            f"{store.root} has models of {', '.join(targets) or 'no target'}: say of which with --gpu NAME"
+            f"{store.root} holds no model, so that there is none to go back to. Train one: `emmy train-costmodel`"
         )
+    if len(targets) != 1:
+        raise UsageError(f"{store.root} has models of {', '.join(targets)}: say of which with --gpu NAME")
     with store.training(targets[0], wait=False):
         return store.rollback(targets[0], version, force=force)
 

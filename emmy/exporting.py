@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from emmy.codegen.export import Exported, Part, c_name, export_plans
+from emmy.codegen.export import Exported, Part, c_name, export_plans, refuse_second
 from emmy.codegen.export_check import check_text
 from emmy.codegen.export_cuda import architecture
+from emmy.errors import UsageError
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import Accumulate, Op
 from emmy.ir.target import Target
@@ -55,16 +56,19 @@ def export_files(
     *,
     data: bool = False,
 ) -> ExportedFiles:
-    """Writes the files. Raises as `export_plans` does; OSError when the folder cannot be written."""
+    """Writes the files. Raises as `export_plans` does, UsageError for a folder that holds
+    something else; OSError when the folder cannot be written."""
     made = export_plans(op.key, parts, target, c_name(op.key) if name is None else name, symbol)
     program, accumulate = op.program(), _least_exact(parts)
     allowed = {o: op.tolerance(accumulate, o) for o in program.outputs}
     sizes = op.typical_sizes()
     linked_with = _linked(made, target)
+    check = check_text(made.name, program, made.syms, allowed, is_cuda=not target.is_cpu)
+    refuse_second(made.name, check, 2 + 1 * (not target.is_cpu))
     files = {
         f"{made.name}.{made.suffix}": made.source,
         f"{made.name}.h": made.header,
-        f"check.{made.suffix}": check_text(made.name, program, made.syms, allowed, is_cuda=not target.is_cpu),
+        f"check.{made.suffix}": check,
         "README.md": _README.format(
             name=made.name,
             title=op.key,
@@ -76,12 +80,24 @@ def export_files(
             sizes="".join(f", with {s} = {n}" for s, n in sizes.items()),
         ),
     }
+    _refuse_others(folder, [*files, f"{made.name}.o", "check.o", "check", "data"], f"{made.name}.h")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    source, header, check, readme = (folder / file for file in files)
+    source, header, checker, readme = (folder / file for file in files)
     where = _write_data(op, sizes, folder / "data") if data else None
-    return ExportedFiles(folder, made.name, source, header, check, readme, where, made.compiled_with, linked_with)
+    return ExportedFiles(folder, made.name, source, header, checker, readme, where, made.compiled_with, linked_with)
+
+
+def _refuse_others(folder: Path, own: Sequence[str], header: str) -> None:
+    """Raises UsageError for a folder that holds anything but an earlier export of the same name, and what was made of it."""
+    held = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in held if name not in own or header not in held]
+    if others:
+        shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise UsageError(
+            f"{folder} holds {shown}, which this export would be mixed with: name a folder of its own, or empty it"
+        )
 
 
 def _linked(made: Exported, target: Target) -> str:

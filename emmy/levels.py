@@ -169,7 +169,7 @@ def _steps(s: Subject) -> str:
 
 
 def _tile(s: Subject) -> str:
-    return f"{s.plan}\n\nschedule: {s.schedule or '(none: the naive program)'}"
+    return f"{s.plan}\n\nschedule: {s.schedule or '(no moves: the naive program)'}"
 
 
 def _unit(s: Subject) -> SourceUnit:

@@ -26,11 +26,12 @@ from emmy.runtime.launcher import LoadedPlan
 from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
 from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
-from emmy.search.session import fastest, near_winners
+from emmy.search.session import distance, fastest, near_winners
 from emmy.winner import Winner, find_winner, measured_rows
 
 log = logging.getLogger("emmy.lookup")
 _NEAREST = 6  # problems whose winners are tried on another
+_NEAR = 4.0  # of sizes whose ratios multiply to more than 16, a winner is no better guess than the default
 
 
 def as_op(op: Op | str) -> Op:
@@ -81,7 +82,8 @@ def near_subjects(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Pat
     dataset = Dataset.of(home or config.home())
     dataset.ingest()
     with dataset.snapshot() as snapshot:
-        near = near_winners(op, fastest(snapshot, target))
+        winners = fastest(snapshot, target, threads)
+    near = [(other, s) for other, s in near_winners(op, winners) if (distance(op, other) or 0.0) <= _NEAR]
     out: list[Subject] = []
     for other, schedule in near[:_NEAREST]:
         s = Subject(op.key, op.program(), schedule, target, op, f"the winner of {other}", threads, "near")
@@ -211,8 +213,11 @@ def export(
     name:     of the function; by default made of the op's key
     data:     also inputs and float64 answers for the main, of an open size at its upper end
 
+    The folder is made, is empty, or holds an earlier export of the same name, which is replaced.
     Raises UsageError, IllegalMove, or PlanError when no code is generated for the plan.
     """
+    if not str(out):
+        raise UsageError("the folder's name is empty; '.' is the one you are in")
     op, target = as_op(op), load_target(gpu)
     program = op.program()
     if ranges := table(op, schedule, gpu=gpu, threads=threads, home=home):

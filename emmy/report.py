@@ -75,9 +75,7 @@ class Screen:
             self.record(kind, each)
         shown = columns or {key: key.replace("_", " ") for each in listed[:1] for key in each}
         if listed:
-            cells = (
-                [_share(each[key]) if key.endswith("_share") else each[key] for key in shown] for each in listed[:most]
-            )
+            cells = ([_shown(key, each[key]) for key in shown] for each in listed[:most])
             self.show(table(tuple(shown.values()), cells))
         if len(listed) > most:
             self.show(f"and {len(listed) - most} more: --json lists them")
@@ -158,8 +156,16 @@ def paint(text: str, colour: str, on: bool) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if on else text
 
 
-def _share(x: object) -> str:
-    return percent(x if isinstance(x, float) else None)
+def schedule_text(schedule: str) -> str:
+    """A schedule as people read it: one without moves is a schedule, too."""
+    return schedule or "(no moves)"
+
+
+def _shown(key: str, x: object) -> object:
+    """A cell of a column with that key."""
+    if key.endswith("_share"):
+        return percent(x if isinstance(x, float) else None)
+    return schedule_text(x) if key == "schedule" and isinstance(x, str) else x
 
 
 def _cell(x: object) -> str:
@@ -374,4 +380,4 @@ class TuneProgress:
             self._bar(self._op, done, of, note)
         elif e.is_best or e.elapsed_s - self._spoke_s >= SPEAK_EVERY_S:
             self._spoke_s = e.elapsed_s
-            self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {schedule}" if e.is_best else ""))
+            self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {schedule_text(schedule)}" if e.is_best else ""))

@@ -21,7 +21,7 @@ def configure(parser: ArgumentParser) -> None:
     add_threads(parser)
     parser.add_argument("--schedule", metavar="S", help="measure this one, or this table, instead of what is stored")
     parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="samples of each side (default: 7)")
-    parser.add_argument("--against", default="", choices=("", *RIVALS), metavar="NAME", help=f"of {', '.join(RIVALS)}")
+    parser.add_argument("--against", default="", choices=RIVALS, metavar="NAME", help=f"of {', '.join(RIVALS)}")
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_home(parser)
 

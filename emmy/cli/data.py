@@ -5,11 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_home, add_tasks
-from emmy.report import Screen, record_of, table
+from emmy.cli.verb import Verb, add_home, add_tasks, folder
+from emmy.report import Screen, counted, record_of, table
 
 if TYPE_CHECKING:
     from emmy.costmodel.dataset import Dataset
@@ -31,21 +30,26 @@ def configure(parser: ArgumentParser) -> None:
     def gpu(sub: ArgumentParser, required: bool = False) -> None:
         sub.add_argument("--gpu", type=_target, metavar="NAME", required=required, help="only rows of this target")
 
-    gpu(task("stats", _stats, "count rows, and list the best of each op"))
+    sub = task("stats", _stats, "count rows by kind of op, or list the best of each op")
+    gpu(sub)
+    sub.add_argument(
+        "--ops", metavar="TEXT", help="list the best of each op whose text has this in it, such as matmul:512x"
+    )
+    sub.add_argument("--full", action="store_true", help="list the best of every op, and what became of the other rows")
     task("query", _query, "answer SQL over measurement, ok, best and stored").add_argument("sql", help="one statement")
     sub = task("import", _import, "take in shard folders that others exported")
-    sub.add_argument("folder", type=Path, help="a shard folder, or a folder of them")
+    sub.add_argument("folder", type=folder, help="a shard folder, or a folder of them")
     sub.add_argument("--own", action="store_true", help="the rows are mine, from another machine: they stay `measured`")
     sub = task("export", _export, "write the rows measured here as a shard folder")
     gpu(sub, required=True)
     sub.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the shard is DIR/NAME; new rows are added to it"
+        "--out", type=folder, required=True, metavar="DIR", help="the shard is DIR/NAME; new rows are added to it"
     )
     sub.add_argument(
         "--provenance", default="", help="whence the rows are, in a sentence (default: the devices' names)"
     )
     task("verify", _verify, "check every shard: digests, columns, values").add_argument(
-        "folder", type=Path, nargs="*", help="shard folders, or folders of them (default: all of the dataset)"
+        "folder", type=folder, nargs="*", help="shard folders, or folders of them (default: all of the dataset)"
     )
     gpu(task("doctor", _doctor, "list rows that should not be believed, each with the reason"))
     task("rebuild", _rebuild, "make the database anew from the journals, keeping the old one")
@@ -84,9 +88,21 @@ def _stats(args: Namespace, dataset: Dataset, screen: Screen) -> int:
         f"{stats.rows} rows{' of all targets' if args.gpu else ''} in {dataset.home}"
         + (f", {stats.duplicate_rows} stored twice" if stats.duplicate_rows else "")
     )
-    screen.rows("group", map(record_of, stats.groups))
-    screen.show("")
-    screen.rows("best", map(_best, stats.bests))
+    bests = [b for b in stats.bests if args.ops is None or args.ops in b.row.op]
+    if args.full or screen.json:
+        screen.rows("group", map(record_of, stats.groups))
+        screen.show("")
+    if args.ops is None:
+        screen.rows("kind", map(record_of, stats.kinds))
+    if args.full or args.ops is not None or screen.json:
+        screen.show("")
+        screen.rows("best", map(_best, bests))
+    elif bests:
+        screen.say(
+            f"{counted(len({b.row.op for b in bests}), 'op')} with a best: --ops TEXT lists those with TEXT in them, --full all of them"
+        )
+    if args.ops is not None and not bests:
+        screen.say(f"no op with a best has {args.ops!r} in its text")
     if stats.groups and not stats.bests:
         screen.say(
             "no best is listed: none of these rows is right, measured here and undisturbed; `emmy data doctor` has the reasons"
@@ -194,7 +210,7 @@ def _damaged(damaged: tuple[str, ...], screen: Screen) -> int:
 
 
 EXAMPLES = {
-    "stats": "data stats --gpu cpu",
+    "stats": "data stats --gpu h200 --ops rms_norm",
     "query": 'data query "SELECT op, min(time_us) FROM ok GROUP BY op"',
     "import": "data import ~/downloads/h200",
     "export": "data export --gpu cpu --out datasets/",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_home, add_tasks, positive
+from emmy.cli.verb import Verb, add_home, add_tasks, folder, positive
 from emmy.report import COVERAGE_COLUMNS, CURVE_COLUMNS, RANKING_COLUMNS, Bar, Screen, percent, record_of, table
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _problem(p: ProblemScore) -> dict[str, object]:
 
 
 def _add_plot(sub: ArgumentParser, what: str) -> None:
-    sub.add_argument("--plot", type=Path, metavar="DIR", help=f"draw {what}, into this folder (needs matplotlib)")
+    sub.add_argument("--plot", type=folder, metavar="DIR", help=f"draw {what}, into this folder (needs matplotlib)")
 
 
 def _say_drawn(paths: Sequence[Path], screen: Screen) -> None:

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, measured_where
-from emmy.report import Screen, number, percent
+from emmy.report import Screen, number, percent, schedule_text
 
 if TYPE_CHECKING:
     from emmy.explanation import Explanation
@@ -40,7 +40,7 @@ def run(args: Namespace, screen: Screen) -> int:
 
 def _lines(e: Explanation) -> list[str]:
     counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
-    out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {e.schedule}"]
+    out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {schedule_text(e.schedule)}"]
     if e.predicted:
         out += [f"  {e.predicted}{f' ({counts})' if counts else ''}", f"  interval  {e.predicted.basis}"]
     elif e.time_us is None:

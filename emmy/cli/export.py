@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_threads
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, folder
 from emmy.errors import UsageError
 from emmy.report import Screen
 
@@ -19,7 +18,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--schedule", metavar="S", help="moves or a table's text (default: what is stored, else the default)"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files; it is made")
+    parser.add_argument(
+        "--out",
+        type=folder,
+        required=True,
+        metavar="DIR",
+        help="folder for the files, made or empty; an earlier export of the same name is replaced",
+    )
     parser.add_argument("--name", metavar="N", help="of the function (default: made of the op's text)")
     parser.add_argument("--data", action="store_true", help="also write inputs and answers for the main that checks")
     add_home(parser)
@@ -30,7 +35,7 @@ def run(args: Namespace, screen: Screen) -> int:
     from emmy.codegen.export import c_name
 
     ops = api.expand(args.op)
-    if len(ops) > 1 and (args.name or args.schedule):
+    if len(ops) > 1 and (args.name is not None or args.schedule is not None):
         raise UsageError(f"{args.op} holds {len(ops)} ops; --name and --schedule are of one op")
     for op in ops:
         out = args.out if len(ops) == 1 else args.out / c_name(op.key)

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, measured_where
+from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, folder, measured_where
 from emmy.errors import UsageError
 from emmy.report import Screen, dispatch_text, paint, show_ranges
 
@@ -35,7 +35,7 @@ def configure(parser: ArgumentParser) -> None:
         help="op, loop, tile, steps, kernel, source, static, asm, or all; several with commas (default: all; of an op "
         "that a table of ranges serves, the table)",
     )
-    parser.add_argument("--dump", type=Path, metavar="DIR", help="write each level to a numbered file instead")
+    parser.add_argument("--dump", type=folder, metavar="DIR", help="write each level to a numbered file instead")
     add_home(parser)
 
 

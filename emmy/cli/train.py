@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_home, positive
+from emmy.cli.verb import Verb, add_home, folder, positive
 from emmy.report import RANKING_COLUMNS, Bar, Screen, record_of
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ POLL_S = 10
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="only this target (default: every target with rows)")
     parser.add_argument(
-        "--models", type=Path, metavar="DIR", help="where models are kept and deployed (default: with the home)"
+        "--models", type=folder, metavar="DIR", help="where models are kept and deployed (default: with the home)"
     )
     parser.add_argument(
         "--force", action="store_true", help="deploy the model whatever its verdict; roll back to whatever version"

@@ -9,10 +9,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads, measured_where
-from emmy.report import Screen, TuneProgress, counted, number, percent, race_record, record_of, show_races, show_ranges
+from emmy.report import (
+    Screen,
+    TuneProgress,
+    counted,
+    number,
+    percent,
+    race_record,
+    record_of,
+    schedule_text,
+    show_races,
+    show_ranges,
+)
 
 if TYPE_CHECKING:
     from emmy.ir.ops import Op
@@ -68,21 +79,8 @@ def run(args: Namespace, screen: Screen) -> int:
     if args.collect:
         return _collect(ops, args, stop, screen)
     with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
-        results = api.tune(
-            ops,
-            gpu=args.gpu,
-            threads=args.threads,
-            budget=args.budget,
-            strategy=args.strategy,
-            model=args.model,
-            seed=args.seed,
-            on_event=progress,
-            fresh=args.fresh,
-            wait=args.wait,
-            home=args.home,
-            stop=stop,
-            by_range=not args.one_schedule,
-        )
+        asked = _asked(args, stop, progress)
+        results = api.tune(ops, strategy=args.strategy, by_range=not args.one_schedule, **asked)
     _render(results, args, screen)
     if stop.asked:
         kept = "everything that was measured is kept; what was not finished goes on by the same command"
@@ -92,6 +90,12 @@ def run(args: Namespace, screen: Screen) -> int:
     return int(any(r.best is None and r.predicted is None for r in results))
 
 
+def _asked(args: Namespace, stop: Stop, progress: TuneProgress) -> dict[str, Any]:
+    """What `api.tune` and `api.collect` both take."""
+    named = ("gpu", "threads", "budget", "model", "seed", "fresh", "wait", "home")
+    return {name: getattr(args, name) for name in named} | {"on_event": progress, "stop": stop}
+
+
 def _collect(ops: Sequence[Op], args: Namespace, stop: Stop, screen: Screen) -> int:
     from emmy import api
     from emmy.errors import UsageError
@@ -99,19 +103,7 @@ def _collect(ops: Sequence[Op], args: Namespace, stop: Stop, screen: Screen) -> 
     if args.strategy != "auto" or args.one_schedule:
         raise UsageError("--collect deals its proposals by shares of its own: leave out --strategy and --one-schedule")
     with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
-        done = api.collect(
-            ops,
-            gpu=args.gpu,
-            threads=args.threads,
-            budget=args.budget,
-            model=args.model,
-            seed=args.seed,
-            on_event=progress,
-            fresh=args.fresh,
-            wait=args.wait,
-            home=args.home,
-            stop=stop,
-        )
+        done = api.collect(ops, **_asked(args, stop, progress))
     total = sum(c.rows for c in done.ops)
     reasons = tuple(done.dealt)
     screen.rows(
@@ -174,7 +166,7 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
         sizes, beside = _of_all_sizes(r, args)
         reproduce += f" --schedule {quote(r.best.schedule)}" if beside else ""
         screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
-        screen.show(f"  schedule   {r.best.schedule}{sizes}\n  reproduce  {reproduce}\n{beside}")
+        screen.show(f"  schedule   {schedule_text(r.best.schedule)}{sizes}\n  reproduce  {reproduce}\n{beside}")
         done.append(
             {
                 **race_record(r.best, roof_us(r.op, r.target, args.threads)),
@@ -265,7 +257,7 @@ def _render_predicted(r: TuneResult, args: Namespace, screen: Screen) -> None:
         f"  roofline   {number(p.roof_us)} us, {percent(p.roof_us / p.predicted_us)} of it predicted to be reached\n"
         f"  compiled   {_binary(p)}\n"
         f"  emulator   right on {p.checked}\n"
-        f"  schedule   {p.schedule}\n"
+        f"  schedule   {schedule_text(p.schedule)}\n"
         f"  inspect    {inspect}\n"
     )
     about = {"trials": r.trials, "seconds": r.elapsed_s, "why": r.why, "rejected": r.rejected, "inspect": inspect}

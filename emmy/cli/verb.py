@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +49,16 @@ def add_tasks(parser: ArgumentParser, examples: Mapping[str, str]) -> AddTask:
     return add
 
 
+def folder(text: str) -> Path:
+    """A folder's name; an empty one, such as that of a variable that is not set, would mean the folder one is in."""
+    if not text:
+        raise ArgumentTypeError("the folder's name is empty; '.' is the one you are in")
+    return Path(text)
+
+
 def add_home(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--home", type=Path, metavar="DIR", help="folder of measurements (default: $EMMY_HOME, see docs)"
+        "--home", type=folder, metavar="DIR", help="folder of measurements (default: $EMMY_HOME, see docs)"
     )
 
 

@@ -64,12 +64,7 @@ class At:
                 place = self.walk.place(value, reader)
                 if not e.computed:
                     return self._load(place, place.axes)
-                places = {
-                    a: self.position(x, reader)
-                    for a, x in zip(place.axes, index, strict=True)
-                    if not isinstance(x, str)
-                }
-                return replace(self, spot={**self.spot, **places})._load(place, axes_of(e))
+                return replace(self, spot=self._spot_of(place, index, reader))._load(place, axes_of(e))
             case Apply(fn, args):
                 return Call(fn, tuple(self.number(a, reader, names) for a in args))
 
@@ -80,13 +75,18 @@ class At:
                 return Int(int(v))
             case Axis(name):
                 return self.spot[name]
-            case Read(value):
+            case Read(value, index):
                 place = self.walk.place(value, reader)
-                return IntLoad(place.view, place.at(self.spot))
+                return IntLoad(place.view, place.at(self._spot_of(place, index, reader)))
             case Apply(fn, (a, b)):
                 return WHOLE[fn](self.position(a, reader), self.position(b, reader))
             case Apply():
                 raise PlanError(f"{reader} is read at {e}, which is no position")
+
+    def _spot_of(self, place: Place, index: tuple[str | Expr, ...], reader: str) -> Spot:
+        """Where an element is read: here, or at the positions that stand in place of axes."""
+        pairs = zip(place.axes, index, strict=True)
+        return {**self.spot, **{a: self.position(x, reader) for a, x in pairs if not isinstance(x, str)}}
 
     def load(self, place: Place) -> Number:
         return self._load(place, place.axes)

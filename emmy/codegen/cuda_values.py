@@ -247,6 +247,7 @@ class Chain:
         for x in (x for e in r.computed for x in walk_expr(e)):
             if not isinstance(x, Read) or x in self.positions:
                 continue
+            out += self.find(x, spread)  # where that one is
             words, name = self.w.fresh("words"), self.w.fresh(f"{x.value}_here")
             source, _, how = self.source(x, spread)
             out += (word_regs(words, 4), fetched(Ref(words, Int(0)), 4, source, how))

@@ -18,19 +18,23 @@ from emmy.codegen.kernel_gpu import GpuKernel
 from emmy.codegen.plan_head import read_head
 from emmy.codegen.ptx import prelude, used
 from emmy.errors import UsageError
+from emmy.ir.gathers import gathers
 from emmy.ir.plan import Plan
 from emmy.ir.program import Program
 from emmy.ir.target import Target
 
 _NAME = re.compile(r"[A-Za-z]\w{0,100}", re.ASCII)
 _TAKEN = ("emmy_", "plan_")
-# Words of C and C++ that a function may not be called by, and the check's own function.
+# Words of C and C++ that a function may not be called by, the check's own function, and functions of the C library.
 _WORDS = """
     alignas alignof and asm auto bool break case catch char class compl concept const constexpr continue decltype default
     delete do double else enum explicit export extern false float for friend goto if inline int long main mutable
     namespace new noexcept not nullptr operator or private protected public register requires restrict return short signed
     sizeof static struct switch template this throw true try typedef typeid typename union unsigned using virtual void
     volatile wchar_t while xor
+    abort abs acos asin atan atof atoi atol calloc ceil cos div erf exit exp exp2 fabs floor fma fmax fmin fmod free gamma
+    getenv hypot index j0 j1 ldexp log log2 malloc memcmp memcpy memset pow printf puts qsort rand realloc remainder remove
+    rename rint round scanf sin sqrt strlen system tan tanh tgamma trunc y0 y1 yn
 """.split()  # noqa: SIM905  so many words are read as text
 
 
@@ -85,7 +89,18 @@ def export_plans(title: str, parts: Sequence[Part], target: Target, name: str, s
             tuple(replace(k, name=f"{prefix}_{k.name}") for k in unit.kernels if isinstance(k, GpuKernel))
         )
     export = _Export(name, tuple(parts), symbol, tuple(comment), target)
-    return export.c(kernels) if target.is_cpu else export.cuda(gpu_kernels)
+    made = export.c(kernels) if target.is_cpu else export.cuda(gpu_kernels)
+    refuse_second(name, made.source, 1)
+    return made
+
+
+def refuse_second(name: str, source: str, times: int) -> None:
+    """Raises UsageError when a source names anything else so, too: its code has the name more than so many times."""
+    code = re.sub(r"//.*|/\*.*?\*/|#include.*", "", source)
+    if len(re.findall(rf"\b{name}\b", code)) > times:
+        raise UsageError(
+            f"the exported name {name!r} is that of something in the exported code already: choose another"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +182,11 @@ class _Export:
         sizes = ", ".join(f"{axis} {open_sizes.get(axis, dim)}" for axis, dim in p.dims)
         arrays = [(v.name, v) for v in p.inputs] + [(o, p.value(o)) for o in p.outputs]
         shapes = "; ".join(f"{name}[{','.join(v.axes)}] {v.dtype}" for name, v in arrays)
-        lines = [*self.comment, f"arrays, row-major: {shapes}", f"sizes: {sizes}", *notes]
+        told = [
+            f"{' and '.join(g.told_by)}: positions of {g.table} along {g.axis}, which are not checked"
+            for g in gathers(p)
+        ]
+        lines = [*self.comment, f"arrays, row-major: {shapes}", f"sizes: {sizes}", *told, *notes]
         guard = f"{self.name.upper()}_H"
         return "\n".join(
             (

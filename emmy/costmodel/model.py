@@ -1,6 +1,7 @@
 """A trained cost model: LightGBM trees as text and a card that says what they are. Loads, predicts, saves; trains nothing.
 
-`<name>.txt` is the texts of all members, one after the other; `<name>.json` is the card, which knows where each begins.
+`<name>.txt.xz` (or `.txt`, not compressed) is the texts of all members, one after the other; `<name>.json` is the card,
+which knows where each begins.
 No pickle. A model is used only with the feature set it was trained on.
 """
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from emmy.costmodel.evaluate import RankerScore
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.files import write_atomically
+from emmy.costmodel.model_files import card_path, found, read_text, write_text
 from emmy.costmodel.model_text import MAX_BYTES, check_model_text
 from emmy.errors import DataError, StaleModel
 
@@ -149,13 +151,18 @@ class CostModel:
 
     def save(self, text_path: Path) -> None:
         """Writes the text, then the card beside it; each in one step."""
-        write_atomically(text_path, self.text.encode())
-        write_atomically(text_path.with_suffix(".json"), card_json(self.card).encode())
+        write_text(text_path, self.text)
+        write_atomically(card_path(text_path), card_json(self.card).encode())
 
     @classmethod
-    def load(cls, text_path: Path, expected: FeatureSet | None = None, card_path: Path | None = None) -> CostModel:
-        """The model saved there. Raises StaleModel for another feature set, DataError for anything malformed."""
-        card = read_card(card_path or text_path.with_suffix(".json"))
+    def load(cls, text_path: Path, expected: FeatureSet | None = None, card_file: Path | None = None) -> CostModel:
+        """The model saved there, or under the name's plain or compressed twin.
+
+        card_file: where its card is; None = beside it
+        Raises StaleModel for another feature set, DataError for anything malformed.
+        """
+        text_path = found(text_path)
+        card = read_card(card_file or card_path(text_path))
         expected = expected or feature_set()
         if card.feature_digest != expected.digest or card.feature_names != expected.names:
             raise StaleModel(
@@ -163,7 +170,7 @@ class CostModel:
                 f"{expected.digest[:8]}.\nRetrain with `emmy train-costmodel --gpu {card.target}`, or tune without it: "
                 "--model roofline"
             )
-        return cls(card, _read(text_path, MAX_BYTES * MAX_MEMBERS), str(text_path))
+        return cls(card, read_text(text_path, MAX_BYTES * MAX_MEMBERS), str(text_path))
 
 
 def member_of(role: Role, seed: int, text: str) -> Member:
@@ -180,7 +187,7 @@ def card_json(card: ModelCard) -> str:
 def read_card(path: Path) -> ModelCard:
     """The card written there. Raises DataError naming the field that is not as it must be."""
     try:
-        raw = json.loads(_read(path, MAX_CARD_BYTES), object_pairs_hook=_no_repeats)
+        raw = json.loads(read_text(path, MAX_CARD_BYTES), object_pairs_hook=_no_repeats)
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path}: not a model card: {e}") from None
     names = {f.name for f in fields(ModelCard)}
@@ -244,17 +251,6 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(out) != len(pairs):
         raise ValueError("a key occurs twice")
     return out
-
-
-def _read(path: Path, limit: int) -> str:
-    try:
-        with path.open("rb") as f:
-            data = f.read(limit + 1)
-        if len(data) > limit:
-            raise DataError(f"{path}: more than {limit} bytes")
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as e:
-        raise DataError(f"{path}: cannot read it: {e}") from None
 
 
 def _split(card: ModelCard, text: str, where: str) -> list[tuple[Role, str]]:

@@ -1,11 +1,12 @@
 """Trained models on disk: which one is deployed for a target, and which were before. Trains nothing.
 
-    <root>/<target>.txt, .json                        the deployed model and its card
-    <root>/versions/<target>-<digest>.txt, .json      every model that was trained, by its digest
+    <root>/<target>.txt.xz, .json                     the deployed model and its card
+    <root>/versions/<target>-<digest>.txt.xz, .json   every model that was trained, by its digest
     <root>/versions/<target>.lock                     held while a model of the target is trained or deployed
 
 A deployment is atomic: the card, written last and in one step, names its texts by digest. When a deployment is killed between
 text and card, the old card still finds its text among the versions, where it is kept before anything else is written.
+A text that is not compressed (`.txt`) is read as well, and replaced by one that is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from emmy import config
 from emmy.costmodel.evaluate import unfit
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.model import CostModel, ModelCard, read_card
+from emmy.costmodel.model_files import PACKED, TEXT, card_path, found
 from emmy.costmodel.shards import check_target
 from emmy.errors import DataError, EmmyError, StaleModel, UsageError
 
@@ -52,21 +54,14 @@ class ModelStore:
 
     def card(self, target: str) -> ModelCard | None:
         """The card of the model in use for `target`, whatever its feature set; None without one."""
-        path = self._text(target).with_suffix(".json")
+        path = card_path(self._text(target))
         return read_card(path) if path.exists() else None
 
     def deployed(self, target: str, expected: FeatureSet | None = None) -> CostModel | None:
         """The model in use for `target`, None without one. Raises StaleModel or DataError as `CostModel.load` does."""
         if (card := self.card(target)) is None:
             return None
-        text = self._text(target)
-        try:
-            return CostModel.load(text, expected)
-        except DataError:
-            version = self._version(target, card.digest)
-            if not version.exists():
-                raise
-            return CostModel.load(version, expected, text.with_suffix(".json"))
+        return self._load(target, card, expected)
 
     def keep(self, model: CostModel) -> Path:
         """The text file of the model among the versions, where it now is."""
@@ -81,8 +76,7 @@ class ModelStore:
         replaces = before.replaces if before and before.digest == model.digest else before.digest if before else ""
         named = CostModel(replace(model.card, replaces=replaces), model.text, f"the new model of {target}")
         self.keep(named)
-        named.save(self._text(target))
-        return self._text(target)
+        return self._save_deployed(named)
 
     def rollback(self, target: str, version: str = "", *, force: bool = False) -> ModelCard:
         """The card of the version that is in use again: the one before the deployed, or the one whose digest begins so.
@@ -91,12 +85,12 @@ class ModelStore:
         Raises UsageError when there is no such version or it may not be deployed, DataError when it is damaged or not of
         the target, StaleModel when this Emmy could not use it.
         """
-        deployed = self._text(target).with_suffix(".json")
+        deployed = card_path(self._text(target))
         now = (
             c if deployed.exists() and isinstance(c := _card(deployed), ModelCard) else None
         )  # a damaged one may be left
         text = self._chosen(target, version, now.replaces if now else "")
-        card = read_card(text.with_suffix(".json"))
+        card = read_card(card_path(text))
         if card.target != target or text != self._version(target, card.digest):
             raise DataError(
                 f"{text}: its card is of {card.target}, version {card.digest}: a foreign model. "
@@ -112,7 +106,7 @@ class ModelStore:
         self._keep_deployed(target)
         if now and version and now.digest != card.digest and not card.replaces:
             model = CostModel(replace(card, replaces=now.digest), model.text, str(text))
-        model.save(self._text(target))
+        self._save_deployed(model)
         return model.card
 
     def versions(self, target: str) -> tuple[ModelCard, ...]:
@@ -121,27 +115,27 @@ class ModelStore:
 
     def newest(self, target: str) -> ModelCard | None:
         """The card of the model of `target` that was trained last, deployed or not; damaged ones are left out."""
-        deployed = (self._text(target).with_suffix(".json"),)
+        deployed = (card_path(self._text(target)),)
         cards = [c for p in (*self._cards(target), *deployed) if p.exists() and isinstance(c := _card(p), ModelCard)]
         return max(cards, key=lambda card: card.time_utc, default=None)
 
     def history(self, target: str) -> tuple[Version, ...]:
         """Every version of `target`, oldest first, damaged ones at the end; one that was deployed from elsewhere included."""
-        deployed = self._text(target).with_suffix(".json")
+        deployed = card_path(self._text(target))
         now = _card(deployed) if deployed.exists() else None
-        found = {p.stem.rpartition("-")[2]: (_card(p), p.with_suffix(".txt")) for p in self._cards(target)}
-        if isinstance(now, ModelCard) and now.digest not in found:
-            found[now.digest] = (now, self._text(target))
-        cards = [c for c, _ in found.values() if isinstance(c, ModelCard)]
+        kept = {p.stem.rpartition("-")[2]: (_card(p), found(p.with_suffix(PACKED))) for p in self._cards(target)}
+        if isinstance(now, ModelCard) and now.digest not in kept:
+            kept[now.digest] = (now, self._text(target))
+        cards = [c for c, _ in kept.values() if isinstance(c, ModelCard)]
         in_use = now.digest if isinstance(now, ModelCard) else ""
         before = {c.replaces for c in (*cards, *([now] if isinstance(now, ModelCard) else []))}
-        out = [_version_of(target, digest, c, text, in_use, before) for digest, (c, text) in found.items()]
+        out = [_version_of(target, digest, c, text, in_use, before) for digest, (c, text) in kept.items()]
         return tuple(sorted(out, key=lambda v: (v.card is None, v.card.time_utc if v.card else v.digest)))
 
     def targets(self) -> tuple[str, ...]:
         """Targets that have a model here, deployed or kept."""
         kept = {p.stem.rpartition("-")[0] for p in (self.root / "versions").glob(f"*-{_DIGEST}.json")}
-        return tuple(sorted(kept | {p.stem for p in self.root.glob("*.json") if p.with_suffix(".txt").exists()}))
+        return tuple(sorted(kept | {p.stem for p in self.root.glob("*.json") if found(p.with_suffix(PACKED)).exists()}))
 
     @contextmanager
     def training(self, target: str, *, wait: bool = True) -> Iterator[None]:
@@ -162,11 +156,8 @@ class ModelStore:
             card = self.card(target)
             if card is None:
                 return None
-            text = self._text(target)
             if not self._version(target, card.digest).exists():  # it came with Emmy, or was copied here
-                CostModel.load(text, FeatureSet(card.feature_names, card.feature_digest)).save(
-                    self._version(target, card.digest)
-                )
+                self.keep(self._load(target, card, FeatureSet(card.feature_names, card.feature_digest)))
         except DataError:  # a damaged one is no reason not to deploy a sound one
             return None
         return card
@@ -181,20 +172,42 @@ class ModelStore:
                     f"{self.root} has no model of {target} from before the deployed one. Train one: `emmy train-costmodel`"
                 )
             return text
-        found = [p for p in self._cards(target) if p.stem.rpartition("-")[2].startswith(version)]
-        if len(found) != 1:
-            what = "no version" if not found else f"{len(found)} versions"
+        cards = [p for p in self._cards(target) if p.stem.rpartition("-")[2].startswith(version)]
+        if len(cards) != 1:
+            what = "no version" if not cards else f"{len(cards)} versions"
             raise UsageError(f"{self.root} has {what} of {target} that begins with {version!r}; {listed}")
-        return found[0].with_suffix(".txt")
+        return found(cards[0].with_suffix(PACKED))
 
     def _cards(self, target: str) -> tuple[Path, ...]:
         return tuple(sorted((self.root / "versions").glob(f"{check_target(target)}-{_DIGEST}.json")))
 
+    def _load(self, target: str, card: ModelCard, expected: FeatureSet | None) -> CostModel:
+        """The model in use: of the first text that is what its card says. Raises what the first text raised otherwise."""
+        text = self._text(target)
+        faults: list[DataError] = []
+        for file in dict.fromkeys((text, self._plain(target), self._version(target, card.digest))):
+            try:
+                if file == text or file.is_file():
+                    return CostModel.load(file, expected, card_path(text))
+            except DataError as e:
+                faults.append(e)
+        raise faults[0]
+
+    def _save_deployed(self, model: CostModel) -> Path:
+        """Where the model is now in use. A plain text of the one before it goes last: it is among the versions."""
+        text = self.root / f"{check_target(model.card.target)}{PACKED}"
+        model.save(text)
+        self._plain(model.card.target).unlink(missing_ok=True)
+        return text
+
+    def _plain(self, target: str) -> Path:
+        return self.root / f"{check_target(target)}{TEXT}"
+
     def _text(self, target: str) -> Path:
-        return self.root / f"{check_target(target)}.txt"
+        return found(self.root / f"{check_target(target)}{PACKED}")
 
     def _version(self, target: str, digest: str) -> Path:
-        return self.root / "versions" / f"{check_target(target)}-{digest}.txt"
+        return found(self.root / "versions" / f"{check_target(target)}-{digest}{PACKED}")
 
 
 def model_roots(home: Path) -> tuple[Path, ...]:
@@ -227,7 +240,7 @@ def _version_of(target: str, digest: str, card: ModelCard | str, text: Path, in_
     try:
         if (card.target, card.digest) != (target, digest):
             raise DataError(f"{text}: its card is of {card.target}, version {card.digest}: a foreign model")
-        CostModel.load(text, card_path=text.with_suffix(".json"))
+        CostModel.load(text, card_file=card_path(text))
     except StaleModel as e:
         return Version(target, digest, "stale", card, str(e))
     except DataError as e:

@@ -25,6 +25,7 @@ from emmy.dynamo.linears import find_linears
 from emmy.dynamo.ops import INFERENCE, TorchOp, torch_op
 from emmy.dynamo.report import Fallback, GraphReport, KernelUse
 from emmy.dynamo.rewriting import rewritten
+from emmy.dynamo.sizes import BySize, has_open_sizes
 from emmy.errors import EmmyError, NoSuchDevice, UsageError
 from emmy.ir.target import load_target, target_names
 from emmy.lookup import winner
@@ -48,6 +49,8 @@ class Options:
     check:   the first call runs torch beside every kernel; one whose answer is off by more than its op allows is torch's again
     attention: "tuned" = where a measured schedule of the op is stored, since torch has good kernels of its own; "always"; "never"
     rest:    who runs what is no kernel of Emmy's: "torch", operator by operator, or "inductor", which fuses it
+    sizes:   how many sizes of a graph that Dynamo left open (dynamic=None or True) get kernels of their own, each when it
+             first comes; further ones are torch's
     home:    folder of measurements
     on_report: is given the report of each graph
     """
@@ -57,6 +60,7 @@ class Options:
     check: bool = False
     attention: str = "tuned"
     rest: str = "torch"
+    sizes: int = 16
     home: Path | None = None
     on_report: Callable[[GraphReport], None] = field(default=_reports.append)
 
@@ -73,6 +77,8 @@ def backend(
     for name, allowed in (("rest", RESTS), ("attention", ATTENTIONS)):
         if getattr(chosen, name) not in allowed:
             raise UsageError(f"{name} is {getattr(chosen, name)!r}; allowed are {', '.join(allowed)}")
+    if not isinstance(chosen.sizes, int) or chosen.sizes < 0:
+        raise UsageError(f"sizes is {chosen.sizes!r}; a whole number of at least 0 is needed")
     return compile_graph(gm, example_inputs, chosen)
 
 
@@ -107,6 +113,14 @@ def _decompositions() -> dict[object, Call]:
 
 
 def _compile_aten(gm: GraphModule, example_inputs: Sequence[torch.Tensor], *, options: Options) -> Call:
+    if has_open_sizes(gm):
+        known = partial(_compile_known, options=options)
+        return BySize(gm, known, partial(known, gm), options.sizes)
+    return _compile_known(gm, options)
+
+
+def _compile_known(gm: GraphModule, options: Options) -> Call:
+    """A callable for a graph; what of its sizes is open nevertheless is torch's."""
     gpu, device = _target(gm, options)
     report = GraphReport(gpu)
     ops: dict[Group, TorchOp] = {}
@@ -263,7 +277,7 @@ def _reason(n: Node) -> str:
     if n.target in (aten.bmm.default, aten.baddbmm.default):
         return "products in batches are not looked for"
     if any(not isinstance(s, int) for x in (n, *n.all_input_nodes) for s in getattr(x.meta.get("val"), "shape", ())):
-        return "its sizes are open until run time; with dynamic=False each size has kernels of its own"
+        return "its sizes are open: kernels are made for the first `sizes` of them that come"
     return "no op of Emmy's computes it"
 
 
@@ -293,6 +307,7 @@ def compile(
     check: bool = False,
     attention: str = "tuned",
     rest: str = "torch",
+    sizes: int = 16,
     home: Path | None = None,
     dynamic: bool | None = False,
 ) -> CompiledModule:
@@ -300,7 +315,7 @@ def compile(
 
     Options as in `Options`; dynamic as torch.compile takes it. Raises UsageError, NoSuchDevice, or what torch raises.
     """
-    out = CompiledModule(module, Options(gpu, threads, check, attention, rest, home), dynamic)
+    out = CompiledModule(module, Options(gpu, threads, check, attention, rest, sizes, home), dynamic)
     if inputs:
         out(*inputs)
     return out

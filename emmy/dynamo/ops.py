@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ import torch
 
 from emmy.errors import NoSuchDevice, UsageError
 from emmy.ir.dtype import DType
+from emmy.ir.gathers import Gather, gathers
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import Accumulate, Op
 from emmy.ir.program import Dim, Program, Sym, Value
@@ -45,6 +46,10 @@ class _Loaded:
     plan: LoadedPlan
     symbols: tuple[str, ...]
     bound: dict[tuple[int, ...], BoundPlan] = field(default_factory=dict)
+    byte: torch.Tensor | None = None  # on the device: what torch gathers from to see whether positions are right
+    nothing: torch.Tensor | None = (
+        None  # one byte on the device, which torch gathers from to see whether positions are right
+    )
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class TorchOp:
     home: InitVar[Path | None]
     overload: torch._ops.OpOverload = field(init=False)
     _load: Callable[[], LoadedPlan] = field(init=False)
+    _gathers: tuple[Gather, ...] = field(init=False)
     _fixed: tuple[tuple[tuple[tuple[int, ...], torch.dtype], ...], dict[str, int]] | None = field(init=False)
     _plans: dict[int, _Loaded] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,6 +82,7 @@ class TorchOp:
     def __post_init__(self, given: str | None, home: Path | None) -> None:
         self._load = partial(load, self.op, given, gpu=self.gpu, threads=self.threads, home=home)
         p = self.program
+        self._gathers = gathers(p)
         sizes = {a: d for a, d in p.dims if isinstance(d, int)}
         forms = tuple((tuple(sizes.get(a, 0) for a in v.axes), DTYPES[v.dtype]) for v in p.inputs)
         self._fixed = (forms, sizes) if len(sizes) == len(p.dims) else None
@@ -133,6 +140,8 @@ class TorchOp:
         if number not in self._plans:
             self.prepare(device)
         sizes = self._sizes(tensors)
+        for g in self._gathers:
+            self._check(g, dict(zip(self.inputs, tensors, strict=True)), sizes)
         inputs = [_placed(t) for t in tensors]
         outputs = self._outputs(tensors[0], sizes)
         stream = torch._C._cuda_getCurrentRawStream(number) if number >= 0 else 0
@@ -148,6 +157,22 @@ class TorchOp:
                 call = plan.bound[key] = plan.plan.bind(key[1 + len(symbols) :], named, self.threads, stream)
             call()
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _check(self, g: Gather, given: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+        """Positions must be the table's: on the CPU UsageError is raised, on a GPU torch's own assertion fails there, as of
+        its own gathers: nothing waits for it, and a graph captures it.
+        """
+        told, size = {name: given[name].long() for name in g.told_by}, sizes[g.axis]
+        device = given[g.told_by[0]].device
+        at = g.positions(told, lambda axis: torch.arange(sizes[axis], device=device))
+        if device.type == "cpu":
+            lowest, highest = map(int, torch.aminmax(at)) if at.numel() else (0, 0)
+            if why := g.refuse(lowest, highest, size):
+                raise UsageError(f"{self.op}: {why}")
+            return
+        plan = self._plans[device.index]
+        plan.byte = torch.empty(1, dtype=torch.uint8, device=device) if plan.byte is None else plan.byte
+        plan.byte.expand(size).index_select(0, at.flatten())
 
     def _without_gradient(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

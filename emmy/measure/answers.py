@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emmy.ir.dtype import decode, epsilon
 from emmy.ir.expr import Array
-from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage
+from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, errors
 from emmy.measure.guarded import POISON
 from emmy.measure.references import Case, References
 
@@ -124,15 +125,15 @@ def compare(
         rms = float(np.sqrt(np.mean(np.square(reference)))) if accumulate == "f16" else 0.0
         absolute, relative = allowed(op, kind, name, accumulate, rms)
         x = decode(got[name], dtype)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(x - reference) / (absolute + relative * np.abs(reference))
+        error = errors(x, reference, absolute, relative)
+        error[np.isnan(reference) & _poisoned(got[name])] = np.nan  # not the NaN that is wanted, but never written
         wrong = ~(error <= 1)  # NaN is wrong too
         if wrong.any():
             first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
             largest = float(np.max(error))
             at = f"{name}[{','.join(str(int(i)) for i in first)}]"
             share = f"{int(wrong.sum())} of {wrong.size} elements are wrong"
-            if _is_poison(got[name][first]):
+            if _poisoned(got[name])[first]:
                 return Verdict(f"{at} was never written (or computed from what lies outside an operand); {share}", None)
             return Verdict(
                 f"{at} is {float(x[first]):.9g}, want {float(reference[first]):.9g}, "
@@ -143,8 +144,9 @@ def compare(
     return Verdict(None, worst)
 
 
-def _is_poison(element: Storage) -> bool:
-    return bytes(np.asarray(element).tobytes()) == bytes([POISON]) * element.itemsize
+def _poisoned(x: Storage) -> NDArray[np.bool_]:
+    """Which elements are as a poisoned buffer holds them."""
+    return np.asarray(x.view(f"u{x.itemsize}") == int.from_bytes(bytes([POISON]) * x.itemsize))
 
 
 def first_change(now: Storage, was: Storage) -> str | None:

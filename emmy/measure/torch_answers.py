@@ -67,7 +67,10 @@ class TorchAnswers(Answers):
             error = self._error(case, name, self._tensor(buffers[name]), right, accumulate)
             if not error <= 1:  # NaN is wrong too; numpy finds the words
                 got = {name: buffers[name].read()}
-                return compare(self.op, case.kind, got, {name: right.cpu().numpy()}, accumulate)
+                verdict = compare(self.op, case.kind, got, {name: right.cpu().numpy()}, accumulate)
+                if verdict.wrong is not None:
+                    return verdict
+                error = verdict.error_norm or 0.0  # what is no number was wanted
             worst = max(worst, error)
         return Verdict(None, worst)
 

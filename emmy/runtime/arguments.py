@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Buffer = int | NDArray[np.generic]  # an address, or an array whose memory it is
+# Arguments by name and sizes by symbol -> what the arguments hold that a kernel must not be given, a sentence each.
+Contents = Callable[[Mapping[str, Buffer], Mapping[str, int]], Iterable[str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -17,7 +17,7 @@ import numpy as np
 
 from emmy import hostcc
 from emmy.errors import EmmyError, UsageError
-from emmy.runtime.arguments import Buffer, Form, refuse_memory, refuse_overlaps
+from emmy.runtime.arguments import Buffer, Contents, Form, refuse_memory, refuse_overlaps
 
 T = TypeVar("T")
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
@@ -88,7 +88,7 @@ def _check(code: int, what: str) -> None:
 class BoundPlan:
     """A plan with its arguments: calling it runs every launch. Keeps arrays alive; addresses are the caller's to keep."""
 
-    __slots__ = ("_arguments", "_handle", "_keep", "_run", "_stream", "_syms", "_threads", "_what")
+    __slots__ = ("_arguments", "_check", "_handle", "_keep", "_run", "_stream", "_syms", "_threads", "_what")
 
     def __init__(
         self, plan: LoadedPlan, buffers: Sequence[Buffer], syms: Sequence[int], threads: int, stream: int
@@ -98,8 +98,11 @@ class BoundPlan:
         addresses = [b if isinstance(b, int) else b.ctypes.data for b in buffers]
         self._arguments = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
         self._threads, self._stream, self._run = threads, stream, library().emmy_run
+        self._check = plan.contents and partial(plan.check_contents, buffers, syms)
 
     def __call__(self) -> None:
+        if self._check:
+            self._check()
         code = self._run(self._handle, self._arguments, self._syms, self._threads, self._stream)
         if code:
             _check(code, self._what)
@@ -116,6 +119,7 @@ class LoadedPlan:
         device: str = "cpu",
         serves: Mapping[str, tuple[int, int]] = MappingProxyType({}),
         forms: Mapping[str, Form] = MappingProxyType({}),
+        contents: Contents | None = None,
     ) -> None:
         """`serves`: the sizes lo..hi that the plan was made for, by symbol; `forms`: what its arguments are, by name.
 
@@ -123,6 +127,7 @@ class LoadedPlan:
         Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built.
         """
         self.path, self.device, self.serves, self.forms = Path(path), device, serves, forms
+        self.contents = contents
         self._open("emmy_open", device.encode(), str(path).encode())
 
     def _open(self, call: str, *what: object) -> None:
@@ -150,7 +155,8 @@ class LoadedPlan:
 
         On a GPU arguments are addresses in its memory, and the call returns when all is launched on `stream`.
         Raises UsageError naming the first argument that is missing, or that is not as the plan needs it: in dtype, shape,
-        C-contiguous and aligned, and of an output writeable and memory of its own. What an address holds is not checked.
+        C-contiguous and aligned, and of an output writeable and memory of its own. What an address holds is not checked;
+        positions that an array holds are, whenever the result is called.
         """
         if self._handle is None:
             raise UsageError(f"{self.path} is closed")
@@ -183,6 +189,13 @@ class LoadedPlan:
             if why:
                 yield name, why
         yield from refuse_overlaps(self.arguments, args, self.forms)
+
+    def check_contents(self, args: Sequence[Buffer], sizes: Sequence[int]) -> None:
+        """Raises UsageError for arguments that hold what a kernel would go astray by."""
+        if self.contents is not None:
+            given = dict(zip(self.arguments, args, strict=True))
+            for why in self.contents(given, dict(zip(self.syms, sizes, strict=True))):
+                raise UsageError(f"{self.path}: {why}")
 
     def _serves(self, sizes: Sequence[int]) -> None:
         """Raises UsageError for sizes that are not served: kernels trust theirs."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from emmy.errors import UsageError
-from emmy.runtime.arguments import Form
+from emmy.runtime.arguments import Contents, Form
 from emmy.runtime.launcher import LoadedPlan, library
 
 
@@ -37,10 +37,11 @@ class LoadedTable(LoadedPlan):
         ranges: Sequence[PlanRange],
         device: str = "cpu",
         forms: Mapping[str, Form] = MappingProxyType({}),
+        contents: Contents | None = None,
     ) -> None:
         """Ranges in order, without gaps. Raises LaunchError when a plan cannot be loaded or they make no table."""
         self.path = next((r.path for r in ranges if r.path), Path("empty table"))  # names the table in errors
-        self.device, self.forms, self.ranges = device, forms, tuple(ranges)
+        self.device, self.forms, self.ranges, self.contents = device, forms, tuple(ranges), contents
         self.serves = {symbol: (ranges[0].lo, ranges[-1].hi)} if ranges else {}
         n = len(ranges)
         paths = (ctypes.c_char_p * max(1, n))(*(str(r.path).encode() if r.path else None for r in ranges))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
+from emmy.costmodel.model_files import found
 from emmy.costmodel.registry import find, model_roots
 from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.snapshot import Snapshot
@@ -135,7 +136,7 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
-        winners = fastest(snapshot, request.target)
+        winners = fastest(snapshot, request.target, request.threads)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
     stored = find_winner([r for r in here if r.origin == "measured"], device.product)
     best = (stored.schedule,) if stored else ()
@@ -180,11 +181,12 @@ def _is_cured(row: Measurement, request: Request) -> bool:
         return False  # refused still
 
 
-def fastest(snapshot: Snapshot, target: Target) -> tuple[tuple[str, str], ...]:
-    """(op, its schedule with the least time) of every op that was measured on the target."""
+def fastest(snapshot: Snapshot, target: Target, threads: int) -> tuple[tuple[str, str], ...]:
+    """(op, its schedule with the least time) of every op that was measured on so many threads of the target: what is best
+    on one divides nothing among several."""
     rows = snapshot.query(
         "SELECT op, arg_min(schedule, list_median(samples_us)) FROM measurement "
-        f"WHERE status = 'ok' AND target = '{target.name}' GROUP BY op ORDER BY op"
+        f"WHERE status = 'ok' AND target = '{target.name}' AND threads = {threads} GROUP BY op ORDER BY op"
     ).rows
     return tuple((str(op), str(schedule)) for op, schedule in rows)
 
@@ -218,8 +220,8 @@ def load_model(choice: str | None, target: Target, home: Path, on_event: Listene
     """
     if choice == "roofline":
         return None
-    if choice is not None and not Path(choice).is_file():
-        raise UsageError(f"model {choice!r} is no file; name a model's .txt, or roofline to search without one")
+    if choice is not None and not found(Path(choice)).is_file():
+        raise UsageError(f"model {choice!r} is no file; name a model's .txt.xz, or roofline to search without one")
     try:
         return find(target.name, model_roots(home)) if choice is None else CostModel.load(Path(choice))
     except (StaleModel, DataError) as e:

@@ -133,7 +133,9 @@ def read_decoder(config: Config | Path | str) -> Decoder:
     """
     raw, where = _load(config)
     text = raw.get("text_config")
-    if isinstance(text, Mapping):  # of a model that sees, too: its language model
+    if text is not None and not isinstance(text, Mapping):
+        raise UsageError(f"{where}: text_config is {str(text)[:60]!r}; an object with a model's fields is needed")
+    if text is not None:  # of a model that sees, too: its language model
         raw, where = {**{k: raw[k] for k in ("dtype", "torch_dtype") if k in raw}, **text}, f"{where}, text_config"
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:

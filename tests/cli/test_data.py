@@ -19,7 +19,13 @@ def test_stats_counts_rows_and_lists_the_best(emmy: Emmy, tuned: Path) -> None:
     assert sum(int(str(g["rows"])) for g in said.of("group")) == N_ROWS
     assert OP in {b["op"] for b in said.of("best")}
     text = emmy("data", "stats")
-    assert f"{N_ROWS} rows" in text.err and OP in text.out
+    assert f"{N_ROWS} rows" in text.err and "matmul" in text.out and OP not in text.out
+    assert "1 op with a best: --ops TEXT lists those" in text.err
+    (kind,) = said.of("kind")
+    assert (kind["rows"], kind["ops"], kind["with_best"], kind["raced"]) == (N_ROWS, 1, 1, 1)
+    narrowed = emmy("data", "stats", "--ops", OP[:10])
+    assert OP in narrowed.out and "correctness" not in narrowed.out and OP in emmy("data", "stats", "--full").out
+    assert "no op with a best has 'softmax'" in emmy("data", "stats", "--ops", "softmax").err
     assert emmy("data", "stats", "--gpu", "h200").out.strip() == ""
 
 

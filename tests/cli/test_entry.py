@@ -120,6 +120,10 @@ BAD = [
     (2, ["data", "query", "SELECT nonsense"], "the query failed"),
     (2, ["data", "export", "--gpu", "rtx3090", "--out", "x"], "no measured rows"),
     (2, ["cache", "burn"], "invalid choice"),
+    (2, ["bench", OP, "--against", "cublas"], "(choose from "),
+    (2, ["train-costmodel", "--rollback"], "holds no model"),
+    (2, ["export", OP, "--out", ""], "the folder's name is empty"),
+    (2, ["data", "stats", "--home", ""], "the folder's name is empty"),
     (2, ["data"], "TASK"),
 ]
 

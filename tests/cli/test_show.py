@@ -53,6 +53,12 @@ def test_the_default_schedule_is_shown_when_nothing_is_stored_and_the_winner_oth
     assert "the stored winner" in said.out and best.schedule in said.out
 
 
+def test_a_schedule_without_moves_is_said_to_be_one(emmy: Emmy) -> None:
+    op = "matmul:8x8x8:f32"
+    assert "schedule: (no moves: the naive program)" in emmy("show", op, "", "--ir", "tile,loop").out
+    assert "schedule  (no moves)" in emmy("explain", op, "--schedule", "").out
+
+
 @pytest.mark.parametrize("name", [e.name for e in FIVE_PLANS])
 def test_a_worked_plan_is_shown_as_far_down_as_its_target_goes(emmy: Emmy, name: str) -> None:
     said = emmy("show", f"plan:{name}")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import emmy
@@ -98,6 +99,44 @@ def test_a_workspace_of_the_callers_is_as_good_as_one_of_its_own(tmp_path: Path)
     assert lib.f(*(ctypes.c_void_p(a.ctypes.data) for a in (x["A"], x["B"], got)), ctypes.c_void_p(at), None) == 0
     assert (got == want).all()
     assert any(space.raw)
+
+
+def test_no_number_and_an_infinity_are_right_where_they_are_wanted_and_wrong_elsewhere(tmp_path: Path) -> None:
+    op = "formula:m=4,n=64;X[m,n]:f32;Y[m,n]:f32=sqrt(X[m,n])"
+    made = built(op, "", tmp_path)
+    assert made.data is not None
+    want = np.fromfile(made.data / "Y.want")
+    assert np.isnan(want).any() and sh("./check data", tmp_path).returncode == 0
+    given = np.fromfile(made.data / "X.in", np.float32)
+    given[0], want[0] = np.inf, np.inf
+    given.tofile(made.data / "X.in")
+    for first, code in ((np.inf, 0), (np.nan, 4), (1.0, 4)):
+        want[0] = first
+        want.tofile(made.data / "Y.want")
+        assert sh("./check data", tmp_path).returncode == code
+
+
+@pytest.mark.parametrize(
+    "name", ["int", "template", "malloc", "C", "error_of", "run_plan", "workspace", "emmy_x", "2x", ""]
+)
+def test_a_name_that_the_code_or_its_language_has_already_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"the exported name '{name}'"):
+        emmy.export("matmul:16x8x8:f32", "", out=tmp_path / "out", name=name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_replaces_an_earlier_one_of_its_name_and_mixes_with_nothing_else(tmp_path: Path) -> None:
+    built(*CPU["an open size"], tmp_path / "own")
+    built("matmul:16x8x8:f32", "", tmp_path / "own")  # of the same name; what was compiled of it is replaced, too
+    for name, folder in (("g", tmp_path / "own"), ("f", tmp_path)):
+        with pytest.raises(UsageError, match=r"holds .*own.*|holds README.md, check, check.c, \.\.\."):
+            emmy.export("matmul:16x8x8:f32", "", out=folder, name=name)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "README.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds README.md, which this export would be mixed with"):
+        emmy.export("matmul:16x8x8:f32", "", out=tmp_path / "docs")
+    with pytest.raises(UsageError, match="the folder's name is empty"):
+        emmy.export("matmul:16x8x8:f32", "", out="")
 
 
 # ---------------------------------------------------------------- CUDA

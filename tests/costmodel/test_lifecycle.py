@@ -19,6 +19,8 @@ from emmy.costmodel import replayed
 from emmy.costmodel.donors import OTHER_ARCHITECTURE, SAME_ARCHITECTURE, DonorSamples, with_donors, worth
 from emmy.costmodel.fit import Samples, fit
 from emmy.costmodel.model import CostModel, member_of
+from emmy.costmodel.model_files import read_text, write_text
+from emmy.costmodel.model_text import MAX_BYTES
 from emmy.costmodel.registry import ModelStore, TrainingBusy
 from emmy.costmodel.replayed import Replays, SourceDigest
 from emmy.costmodel.retrain import TrainReport, train_costmodel
@@ -103,9 +105,12 @@ def test_a_model_that_came_with_emmy_is_kept_before_it_is_replaced(
     tmp_path: Path, models: tuple[CostModel, ...]
 ) -> None:
     store = ModelStore(tmp_path)
-    models[0].save(tmp_path / f"{TARGET}.txt")  # as it is shipped: no versions
+    plain = tmp_path / f"{TARGET}.txt"
+    models[0].save(plain)  # without versions, as one is shipped, and not compressed
     assert store.targets() == (TARGET,) and store.history(TARGET)[0].standing == "deployed"
-    store.deploy(models[1])
+    path = store.deploy(models[1])
+    assert path.name == f"{TARGET}.txt.xz" and not plain.exists() and path.stat().st_size < len(models[1].text) / 2
+    assert CostModel.load(plain).digest == models[1].digest  # the other name is meant
     assert store.rollback(TARGET).digest == models[0].digest
 
 
@@ -116,9 +121,9 @@ def test_damaged_foreign_stale_and_uncalibrated_versions_are_named_and_refused(
     good, damaged, last = models
     store.keep(damaged)
     store.deploy(good)
-    text = tmp_path / "versions" / f"{TARGET}-{damaged.digest}.txt"
-    text.write_text(text.read_text().replace("leaf_value=", "leaf_value=9", 1))
-    foreign = tmp_path / "versions" / f"{TARGET}-{'f' * 16}.txt"
+    text = tmp_path / "versions" / f"{TARGET}-{damaged.digest}.txt.xz"
+    write_text(text, read_text(text, MAX_BYTES).replace("leaf_value=", "leaf_value=9", 1))
+    foreign = tmp_path / "versions" / f"{TARGET}-{'f' * 16}.txt.xz"
     CostModel(replace(last.card, target="h200"), last.text, "m").save(foreign)
     uncalibrated = CostModel(replace(last.card, residual_log2=None), last.text, "m")
     store.keep(uncalibrated)

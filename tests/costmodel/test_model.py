@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.fit import Samples
 from emmy.costmodel.model import CostModel, Ensemble
+from emmy.costmodel.model_files import read_text, write_text
 from emmy.costmodel.model_text import check_model_text
 from emmy.costmodel.registry import ModelStore, find
 from emmy.costmodel.samples import Prepared
@@ -200,9 +201,32 @@ def test_a_deployment_killed_between_text_and_card_leaves_the_old_model_in_use(
 ) -> None:
     store = ModelStore(tmp_path)
     store.deploy(model)
-    (tmp_path / "cpu-portable.txt").write_text(other.text)
+    write_text(tmp_path / "cpu-portable.txt.xz", other.text)
     deployed = store.deployed("cpu-portable")
     assert deployed is not None and deployed.digest == model.digest
+
+
+def test_a_plain_text_that_its_card_describes_counts_beside_a_compressed_one_of_another_model(
+    tmp_path: Path, model: CostModel, other: CostModel
+) -> None:
+    store = ModelStore(tmp_path)
+    other.save(tmp_path / "cpu-portable.txt.xz")
+    model.save(tmp_path / "cpu-portable.txt")  # the same card's name
+    deployed = store.deployed("cpu-portable")
+    assert deployed is not None and deployed.digest == model.digest
+
+
+def test_a_compressed_text_that_is_cut_no_archive_or_too_long_is_refused(tmp_path: Path, model: CostModel) -> None:
+    path = tmp_path / "cpu-portable.txt.xz"
+    model.save(path)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"tree" + whole):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="cannot read it"):
+            CostModel.load(path)
+    write_text(path, "0" * 10_000)  # which a few bytes unpack to
+    with pytest.raises(DataError, match="more than 9999 bytes"):
+        read_text(path, 9_999)
 
 
 def test_the_first_root_with_a_model_wins_and_none_gives_none(

@@ -38,7 +38,7 @@ def test_a_home_with_a_journal_gets_a_calibrated_model_for_its_target(
     assert (report.target, report.rows, report.samples, report.dropped) == ("cpu-portable", 150, 150, {})
     assert (
         report.verdict.deploy
-        and report.path == tmp_path / "models" / "cpu-portable.txt"
+        and report.path == tmp_path / "models" / "cpu-portable.txt.xz"
         and {"schedules replayed", "folds judged"} == set(steps)
     )
     found = find("cpu-portable", model_roots(tmp_path)[:1])

@@ -50,6 +50,11 @@ RUNS = [
     Run("cast:6x200:f32:f16", "h200", "k0/split(m,grid,2) k0/split(n,grid,128) k0/split(n,warp,32)", kind="integer"),
     Run(LAYER_NORM, "h200", "k0/split(m,grid,2) k0/split(n,warp,32)"),
     Run("softmax:6x200:f16", "h200", "k0/split(m,grid,4) k0/split(n,warp,64) k0/split(m,warp,2) k0/split(m,lane,2)"),
+    Run(
+        "formula:m=6,n=64,v=9;ids[v]:i32;to[m]:i32;E[v,n]:f16;Y[m,n]:f16=E[ids[to[m]],n]",
+        "h200",
+        "k0/split(m,grid,4) k0/split(m,warp,2)",
+    ),
     *(Run(op, "h200", s) for op in GATHERS for s in ("k0/split(m,grid,2)", "k0/split(m,grid,2) k0/split(n,warp,4)")),
 ]
 

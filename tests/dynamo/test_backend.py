@@ -182,12 +182,27 @@ def test_an_input_that_is_changed_in_place_is_changed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_sizes_that_are_open_are_left_to_torch_with_the_way_out() -> None:
-    call = compiled(lambda x: F.linear(x, W["q"]), torch.randn(7, 32), dynamic=True)
-    x = torch.randn(9, 32)
-    close(call(x), F.linear(x, W["q"]), torch.float32)
-    assert not call.reports[-1].kernels
-    assert any("dynamic=False" in f.reason or "known sizes" in f.reason for f in call.reports[-1].fallbacks)
+def test_sizes_that_dynamo_leaves_open_get_kernels_when_they_come_and_torch_has_the_rest() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.cat((F.silu(F.linear(x, W["q"])), x), -1)
+
+    call = emmy.compile(f, gpu="cpu", threads=1, dynamic=True, sizes=2)
+    for m in (7, 9, 7, 5, 6, 9):
+        x = torch.randn(m, 32)
+        close(call(x), f(x), torch.float32)
+    kernels = [[k.op for k in r.kernels] for r in call.reports]
+    assert kernels == [["matmul:7x32x32:f32:nk,silu"], ["matmul:9x32x32:f32:nk,silu"], []]
+    assert all("`sizes`" in f.reason or "known sizes" in f.reason for f in call.reports[-1].fallbacks)
+
+
+@pytest.mark.slow
+def test_sizes_that_follow_from_numbers_are_left_to_torch() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        call = emmy.compile(lambda x: F.linear(x[x[:, 0] > 0], W["q"]), gpu="cpu", threads=1, dynamic=True)
+        for seed in range(3):
+            x = torch.randn(9, 32, generator=torch.Generator().manual_seed(seed))
+            close(call(x), F.linear(x[x[:, 0] > 0], W["q"]), torch.float32)
+    assert len(call.reports) == 1 and not call.reports[0].kernels
 
 
 def test_the_self_check_gives_a_wrong_kernel_back_to_torch(

@@ -126,6 +126,22 @@ def test_tensors_of_another_form_are_refused_by_name(change: object, says: str) 
         linear()(a, b, C=c)
 
 
+def test_positions_outside_of_a_table_are_refused_as_torch_refuses_them() -> None:
+    op, e = torch_op("embedding:m(1..9)x16x7:f32", threads=1), torch.randn(7, 16)
+    ids = torch.tensor([0, 6, 3], dtype=torch.int32)
+    torch.testing.assert_close(op(ids, e), 4 * torch.nn.functional.embedding(ids, e))
+    for bad in (7, -1):
+        ids[1] = bad
+        with pytest.raises(UsageError, match=f"ids: position {bad} of E along v, which has positions 0..6"):
+            op(ids, e)
+    nested = torch_op("formula:m=3,n=16,v=7;ids[v]:i32;E[v,n]:f32;Y[m,n]:f32=E[ids[m+1]-1,n]", threads=1)
+    ids = torch.tensor([9, 1, 7, 3, 9, 9, 9], dtype=torch.int32)
+    torch.testing.assert_close(nested(ids, e), e[[0, 6, 2]])
+    ids[3] = 0
+    with pytest.raises(UsageError, match="position -1 of E"):
+        nested(ids, e)
+
+
 def test_an_op_for_a_gpu_does_not_take_tensors_of_the_cpu() -> None:
     op = torch_op("matmul:128x128x64:f16:nk", gpu="h200")
     with pytest.raises(NoSuchDevice, match="made for h200; tensors are on cpu"):
@@ -139,7 +155,7 @@ def test_an_op_that_was_never_tuned_takes_the_winner_of_a_near_one(monkeypatch: 
         ("matmul:8x24x33:f32:nk", "k0/split(q,core,2)"),  # refused
         ("geglu:8x24x32:f32:nk", "k0/split(m,core,1)"),
     )
-    monkeypatch.setattr("emmy.lookup.fastest", lambda snapshot, target: winners)
+    monkeypatch.setattr("emmy.lookup.fastest", lambda snapshot, target, threads: winners)
     op = torch_op("matmul:8x24x32:f32:nk,scale", threads=1)
     assert (op.schedules, op.origin) == (("k0/split(m,core,5)",), "near, the winner of matmul:8x24x40:f32:nk")
     a, b, _ = operands()

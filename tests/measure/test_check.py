@@ -53,6 +53,26 @@ def test_the_first_wrong_element_is_named_with_what_was_got_and_wanted() -> None
     assert verdict.error_norm is None
 
 
+def test_no_number_is_right_where_it_is_wanted_unless_it_was_never_written() -> None:
+    op = parse_op("formula:m=4,n=16;X[m,n]:f32;Y[m,n]:f32=1/sqrt(X[m,n])")
+    assert op.tolerance()[0] < 1e-4  # of those elements that have an answer
+    inputs = op.inputs("normal", 0)
+    inputs["X"][0, 0] = 0.0
+    with np.errstate(divide="ignore"):
+        want = op.reference(inputs)
+    got = {"Y": want["Y"].astype(np.float32)}
+    wanted = np.argwhere(np.isnan(want["Y"]))
+    assert np.isinf(want["Y"][0, 0]) and 10 < len(wanted) < 50
+    assert compare(op, "normal", got, want).wrong is None and op.error_norm(got, inputs, "normal") <= 1
+    for at, x, says in (((0, 0), np.nan, "is nan, want inf"), (tuple(wanted[0]), 1.0, "is 1, want nan")):
+        bad = got["Y"].copy()
+        bad[at] = x
+        assert says in (compare(op, "normal", {"Y": bad}, want).wrong or "")
+        assert op.error_norm({"Y": bad}, inputs, "normal") == np.inf
+    got["Y"].view(np.uint32)[tuple(wanted[-1])] = 0xFFFFFFFF
+    assert "never written" in (compare(op, "normal", got, want).wrong or "")
+
+
 def test_poison_that_was_left_is_called_unwritten() -> None:
     op = parse_op("matmul:5x7x64:bf16")
     want = op.reference(op.inputs("integer", 0))

@@ -140,6 +140,7 @@ def test_a_bias_of_the_config_is_an_epilogue_and_stands_in_the_way_of_a_gated_pa
         ),
         ({"num_key_value_heads": 5}, "32 query heads are not a multiple of 5"),
         ({"num_local_experts": 8}, "num_local_experts is 8: experts"),
+        ({"text_config": [1]}, r"text_config is '\[1\]'; an object"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; gelu_pytorch_tanh, silu"),
         ({"layer_types": ["full_attention"] * 31}, "lists 31 layers, num_hidden_layers is 32"),
         ({"layer_types": ["linear_attention"] * 32}, "layer_types is .*linear_attention"),
