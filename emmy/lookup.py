@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 
@@ -18,19 +19,19 @@ from emmy.exporting import ExportedFiles, export_files
 from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.schedule import replay
-from emmy.ir.target import load_target
+from emmy.ir.target import Target, load_target
 from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
 from emmy.loading import load_plan, load_table
 from emmy.ranged import find_table
 from emmy.runtime.launcher import LoadedPlan
+from emmy.search.near import carried_winners, distance, near_winners
 from emmy.search.predictions import Prediction, find_prediction, has_stale_prediction
 from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
-from emmy.search.session import distance, fastest, near_winners
+from emmy.search.session import fastest
 from emmy.winner import Winner, find_winner, measured_rows
 
 log = logging.getLogger("emmy.lookup")
-_NEAREST = 6  # problems whose winners are tried on another
 _NEAR = 4.0  # of sizes whose ratios multiply to more than 16, a winner is no better guess than the default
 
 
@@ -73,8 +74,10 @@ def subject(
     return Subject(op.key, op.program(), schedule, target, op, note, threads, origin)
 
 
-def near_subjects(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None) -> tuple[Subject, ...]:
-    """The op under winners of the nearest problems that were tuned, as far as code is generated for them: the nearest first.
+def near_subjects(
+    op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Path | None = None, most: int = 6
+) -> tuple[Subject, ...]:
+    """The op under winners of the nearest problems that were tuned, carried over to it: `most` of them, the nearest first.
 
     They were not measured on this op; on one of nearly its sizes they are mostly better than the default.
     """
@@ -83,16 +86,25 @@ def near_subjects(op: Op | str, *, gpu: str = "cpu", threads: int = 1, home: Pat
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         winners = fastest(snapshot, target, threads)
-    near = [(other, s) for other, s in near_winners(op, winners) if (distance(op, other) or 0.0) <= _NEAR]
     out: list[Subject] = []
-    for other, schedule in near[:_NEAREST]:
-        s = Subject(op.key, op.program(), schedule, target, op, f"the winner of {other}", threads, "near")
-        try:
-            plan_source(s.plan, target)
-        except (PlanError, UsageError):
-            continue
-        out.append(s)
+    space = ScheduleSpace(op, target, threads)
+    for other, schedule in near_winners(op, winners):
+        if len(out) == most or (distance(op, other) or 0.0) > _NEAR:
+            break
+        points = (p.key for _, p in carried_winners(space, [(other, schedule)]))
+        made = (_made(op, text, target, f"the winner of {other}", threads) for text in chain((schedule,), points))
+        out += islice((s for s in made if s), 1)
     return tuple(out)
+
+
+def _made(op: Op, schedule: str, target: Target, note: str, threads: int) -> Subject | None:
+    """The op under a schedule of another problem; None where that is refused, or no code is generated for it."""
+    s = Subject(op.key, op.program(), schedule, target, op, note, threads, "near")
+    try:
+        plan_source(s.plan, target)
+    except (PlanError, UsageError):
+        return None
+    return s
 
 
 def table(

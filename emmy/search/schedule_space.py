@@ -16,28 +16,27 @@ import numpy as np
 from emmy.codegen.lower import complete
 from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
-from emmy.ir.beside import side_by_side
 from emmy.ir.moves import MOVES, Move, Site
+from emmy.ir.moves.split import Split
+from emmy.ir.moves.stage import Stage
 from emmy.ir.ops import Op
 from emmy.ir.plan import Plan
-from emmy.ir.program import Program
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.search.space import Decision, Node, Point, Value
+from emmy.search.usual import urgency, usual
 
 DONE = "done"
 _LISTABLE = 4000
-# Steps of a GPU's loops in the default schedule. Eight warps of 32 x 64 share a block of 128 x 128 with 96 to 236 registers
-# a thread; four of 64 x 64 need 224 for sums and operands alone, and spill as soon as an epilogue loads something. So does
-# a warpgroup of 128 x 128, at 223 to 254; two of 64 x 128 need 90 to 166.
-_USUAL = (("grid", 128), ("serial", 32), ("warp", 32), ("warpgroup", 64))
+_CAREFUL = 0.5  # of the random walks
+_CPU_STEP = 256  # of a loop in the default schedule
 _TRIES = 500  # nodes that the default walk may visit
 _KEPT = 20_000  # lists of sites remembered while knobs are chosen
 _LONGEST = 24  # moves; a guard against a move that offers itself for ever
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class TreeNode:
     """A node: the skeleton's moves, the same moves filled (chosen values, defaults where open), and how far we are."""
 
     skeleton: tuple[Move, ...]
@@ -60,11 +59,11 @@ class ScheduleSpace:
         self._domains: tuple[Decision, ...] | None = None
 
     # ------------------------------------------------------------ the tree
-    def root(self) -> Node:
+    def root(self) -> TreeNode:
         return self._structure((), (), ())
 
-    def child(self, node: Node, value: Value) -> Node:
-        assert isinstance(node, _Tree) and node.decision is not None
+    def child(self, node: Node, value: Value) -> TreeNode:
+        assert isinstance(node, TreeNode) and node.decision is not None
         choices = (*node.choices, (node.decision.name, value))
         if node.closed:
             return self._knob(node.skeleton, node.filled, (*node.knobs, (node.decision.name, value)), choices)
@@ -75,18 +74,18 @@ class ScheduleSpace:
         return self._structure((*node.skeleton, site.move), (*node.filled, default), choices)
 
     def point(self, leaf: Node) -> Point:
-        assert isinstance(leaf, _Tree) and leaf.decision is None
+        assert isinstance(leaf, TreeNode) and leaf.decision is None
         return Point(format_schedule(leaf.filled), leaf.choices)
 
     def _structure(
         self, skeleton: tuple[Move, ...], filled: tuple[Move, ...], choices: tuple[tuple[str, Value], ...]
-    ) -> _Tree:
+    ) -> TreeNode:
         legal = self._legal(skeleton, filled) if len(skeleton) < _LONGEST else ()
         values = tuple(str(s.move) for s in legal)
         if not any(s.mandatory or s.move.mandatory for s in legal):
             values = (*values, DONE)
         decision = Decision(f"move {len(skeleton)}", values, ordered=False)
-        return _Tree(skeleton, filled, False, (), format_schedule(skeleton), choices, decision)
+        return TreeNode(skeleton, filled, False, (), format_schedule(skeleton), choices, decision)
 
     def _knob(
         self,
@@ -94,7 +93,7 @@ class ScheduleSpace:
         filled: tuple[Move, ...],
         knobs: tuple[tuple[str, Value], ...],
         choices: tuple[tuple[str, Value], ...],
-    ) -> _Tree:
+    ) -> TreeNode:
         """The node at the next open knob; `filled` holds the moves before it."""
         chosen = dict(knobs)
         done = list(filled)
@@ -119,9 +118,19 @@ class ScheduleSpace:
         knobs: tuple[tuple[str, Value], ...],
         choices: tuple[tuple[str, Value], ...],
         decision: Decision | None,
-    ) -> _Tree:
+    ) -> TreeNode:
         key = f"{format_schedule(skeleton)} | {', '.join(f'{n}={v}' for n, v in knobs)}"
-        return _Tree(skeleton, filled, True, knobs, key, choices, decision)
+        return TreeNode(skeleton, filled, True, knobs, key, choices, decision)
+
+    def sites(self, node: Node) -> tuple[Site, ...]:
+        """What the values of a node's decision are sites of, but for `done`; () where knobs are being chosen."""
+        assert isinstance(node, TreeNode)
+        return () if node.closed or len(node.skeleton) >= _LONGEST else self._legal(node.skeleton, node.filled)
+
+    def plan(self, node: Node) -> Plan:
+        """The plan at a node, knobs that are still open at their defaults."""
+        assert isinstance(node, TreeNode)
+        return self._plan(node.filled)
 
     # ------------------------------------------------------------ legality
     def _plan(self, moves: tuple[Move, ...]) -> Plan:
@@ -221,16 +230,34 @@ class ScheduleSpace:
                 stack.extend(self.child(here, v) for v in reversed(here.decision.values))
 
     def sample(self, rng: random.Random) -> Point:
-        """A random walk, uniform over the choices at each decision; walks into dead ends are repeated."""
+        """A random walk; walks into dead ends are repeated.
+
+        On a GPU every other one draws with care: of each phase in turn a move or none, and numbers near those of a plain
+        schedule. Uniform choices alone hardly ever meet: 64 of the folded axis, a ring, roles and stream-K in 0 of 70 walks.
+        """
         for _ in range(1000):
-            node = self.root()
+            node, careful = self.root(), not self.target.is_cpu and rng.random() < _CAREFUL
             while node.decision is not None and node.decision.values:
-                node = self.child(node, rng.choice(node.decision.values))
+                node = self.child(node, self._drawn(node, rng) if careful else rng.choice(node.decision.values))
             if node.decision is None:
                 return self.point(node)
         raise PlanError(
             f"{self.name}: 1000 random walks ended in dead ends; `emmy explain` shows what each move refuses"
         )
+
+    def _drawn(self, node: TreeNode, rng: random.Random) -> Value:
+        """A value of a decision that has some: see `sample`."""
+        assert node.decision is not None
+        if node.closed:
+            ranked = self.preferred(node)
+            return rng.choices(ranked, [2.0**-i for i in range(len(ranked))])[0]
+        sites = self.sites(node)
+        due = [s for s in sites if s.mandatory or s.move.mandatory]
+        for phase in sorted({s.move.phase for s in sites}):
+            group = [s for s in sites if s.move.phase == phase]
+            if rng.random() < 0.5 or any(s in due for s in group):
+                return str(rng.choice(group).move)
+        return str(rng.choice(due or sites).move) if DONE not in node.decision.values else DONE
 
     def default(self) -> Point:
         """A plain schedule that the target can surely run: outputs in blocks over the cores, operands staged, one atom."""
@@ -238,7 +265,7 @@ class ScheduleSpace:
         stack: list[tuple[Node, Value]] = []
         while node.decision is not None:
             # Where the best values turn out to refuse each other, the next best are tried.
-            stack.extend((node, v) for v in reversed(self._preferred(node.decision)))
+            stack.extend((node, v) for v in reversed(self.preferred(node)))
             if not stack or tried == _TRIES:
                 raise PlanError(
                     f"{self.name}: none of {tried} plain schedules is legal; `emmy explain` shows what each move refuses"
@@ -246,23 +273,33 @@ class ScheduleSpace:
             node, tried = self.child(*stack.pop()), tried + 1
         return self.point(node)
 
-    def _preferred(self, d: Decision) -> list[Value]:
+    def preferred(self, node: Node) -> list[Value]:
         """Values best first: outputs over blocks, folded axes in time, all staged, one atom; sizes that do on most targets."""
-        folded = dict.fromkeys(a for s in self.program.stages for a in s.folded)
+        assert isinstance(node, TreeNode) and node.decision is not None
+        d, folded = node.decision, dict.fromkeys(a for s in self.program.stages for a in s.folded)
         if d.ordered:
-            near = d.values[(len(d.values) - 1) // 2] if d.values else 0
-            if "/split(" in d.name and not any(f"({a},warp," in d.name for a in folded):
-                near = _usual(d.name, self.program, self.target) or 256
-            return sorted(d.values, key=lambda v: abs(int(v) - int(near)))
+            return sorted(d.values, key=lambda v: abs(int(v) - self._near(node)))
         marks = [f",{self.target.block_level},", *(f"({a},{level}," for level in ("serial", "warp") for a in folded)]
         marks += [",warpgroup,", ",tma,", "/stage(", "/specialize(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
 
+        haste = {str(s.move): urgency(s.move, self.plan(node), self.target) for s in self.sites(node)}
+
         def rank(v: Value) -> int:
             found = next((i for i, mark in enumerate(marks) if mark in str(v)), len(marks) + 1)
-            late = v == DONE or ("/stage(" in str(v) and "ldg" in str(v))
-            return len(marks) if late else found
+            late = v == DONE or ("/stage(" in str(v) and "ldg" in str(v)) or haste.get(str(v), 0) < 0
+            return -1 if haste.get(str(v), 0) > 0 else len(marks) if late else found
 
         return sorted(d.values, key=rank)
+
+    def _near(self, node: TreeNode) -> int:
+        """About the value that a knob has in a plain schedule: the middle one, of a loop the usual step."""
+        assert node.decision is not None
+        move, values = node.skeleton[len(node.filled)], node.decision.values
+        if isinstance(move, Split) and self.target.is_cpu:
+            return _CPU_STEP
+        step = usual(move, self._plan(node.filled), self.target)
+        middle = (len(values) - (0 if isinstance(move, Stage) else 1)) // 2  # of depths the larger of two
+        return int(values[middle]) if step is None and values else step or 0
 
     def locate(self, schedule: str) -> Point | None:
         """The point whose key is `schedule`, or None when the tree does not reach it (another Emmy wrote it)."""
@@ -273,7 +310,7 @@ class ScheduleSpace:
         node = self.root()
         skeleton = iter([*moves, None])
         while node.decision is not None:
-            assert isinstance(node, _Tree)
+            assert isinstance(node, TreeNode)
             values = node.decision.values
             if node.closed:
                 value = _knob_of(node, moves)
@@ -307,8 +344,8 @@ def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:
 
 def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
     """The site's move with values near the middle of its domains that are legal together."""
-    usual = _usual(str(site.move), plan.program, target)
-    near = (sorted(d, key=lambda x: abs(x - usual)) if usual else _from_middle(d) for _, d in site.domains)
+    near_to = usual(site.move, plan, target)
+    near = (sorted(d, key=lambda x: abs(x - near_to)) if near_to else _from_middle(d) for _, d in site.domains)
     options = product(*near)
     names = [n for n, _ in site.domains]
     for values in options:
@@ -316,19 +353,6 @@ def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
         if move.refuse(plan, target) is None:
             return move
     raise PlanError(f"{site.move}: no values in {site.domains} are legal together")
-
-
-def _usual(move: str, program: Program, target: Target) -> int | None:
-    """The step that a loop of a GPU's tile has in a plain schedule; None for any other decision.
-
-    Of sums that are folded side by side a tile has as many columns in all.
-    """
-    _, loop, said = move.partition("/split(")
-    if not loop or target.is_cpu:
-        return None
-    axis, level = said.split(",")[:2]
-    size = next((size for name, size in _USUAL if name == level), None)
-    return size // side_by_side(program, axis) if size and level == "grid" else size
 
 
 def _from_middle(domain: tuple[int, ...]) -> list[int]:
@@ -343,7 +367,7 @@ def _opens_to(skeleton: str, move: Move) -> bool:
     return type(opened) is type(move) and opened.fill({k: values[k] for k in opened.knobs}) == move  # type: ignore[misc]
 
 
-def _knob_of(node: _Tree, moves: Sequence[Move]) -> Value | None:
+def _knob_of(node: TreeNode, moves: Sequence[Move]) -> Value | None:
     """The value that `moves` gives the knob being decided at `node`."""
     assert node.decision is not None
     for opened, move in zip(node.skeleton, moves, strict=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2
+from itertools import islice
 from pathlib import Path
 
 from emmy.costmodel.dataset import Dataset
@@ -15,15 +15,16 @@ from emmy.costmodel.registry import find, model_roots
 from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
-from emmy.ir.ops import Op, parse_op
-from emmy.ir.program import upper
+from emmy.ir.ops import Op
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
 from emmy.records import Device, Measurement
 from emmy.search.budget import Budget
+from emmy.search.carry import carried, same_as
 from emmy.search.collect import SHARES
 from emmy.search.events import Listener, Note, ignore
+from emmy.search.near import carried_winners
 from emmy.search.registry import COLLECT, make_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Trial
@@ -32,7 +33,8 @@ from emmy.winner import find_winner
 
 log = logging.getLogger("emmy.search.session")
 
-_NEAREST = 4  # problems whose winners are tried first
+_NEAREST = 8  # schedules after the winners of other problems, tried first
+_RESPELT = 16  # known schedules, the fastest of those that a search writes otherwise
 _MOST_KNOWN = 2000
 
 
@@ -72,10 +74,10 @@ def open_run(
     if path.exists():
         start = Start.from_text(read_journal(path).header.start)
     else:
-        start = replace(_start(request, device, home, on_event), done=done)
+        start = replace(_start(request, space, device, home, on_event), done=done)
         if request.strategy == COLLECT:
-            start = replace(start, elsewhere=_elsewhere(request, device, home), shares=SHARES)
-    known = [Trial(p, t) for k, t in start.known if (p := space.locate(k)) is not None]
+            start = replace(start, elsewhere=_elsewhere(request, space, device, home), shares=SHARES)
+    known = _trials(space, start.known)
     study = home / "studies" / f"{run_id}.log"
     elsewhere = [p for s in start.elsewhere if (p := space.locate(s)) is not None]
     strategy = make_strategy(
@@ -127,7 +129,15 @@ def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> N
             Journal.reopen(path)[0].close()
 
 
-def _start(request: Request, device: Device, home: Path, on_event: Listener) -> Start:
+def _trials(space: ScheduleSpace, known: Sequence[tuple[str, float | None]]) -> list[Trial]:
+    """What was measured, as points of the space; of what others wrote in another order the fastest."""
+    found = {k: space.locate(k) for k, _ in known}
+    others = sorted((t, k) for k, t in known if t is not None and found[k] is None)[:_RESPELT]
+    found |= {k: same_as(space, k) for _, k in others}
+    return [Trial(p, t) for k, t in known if (p := found[k]) is not None]
+
+
+def _start(request: Request, space: ScheduleSpace, device: Device, home: Path, on_event: Listener) -> Start:
     """Earlier trials of this op on this device under this protocol, and the winners of the nearest other problems.
 
     A fresh run knows neither; the stored winner races in it too.
@@ -147,26 +157,26 @@ def _start(request: Request, device: Device, home: Path, on_event: Listener) -> 
         r for r in here if not _is_cured(r, request)
     ):  # the least time: what disturbs a measurement makes it slower
         known[r.schedule] = min((x for x in (known.get(r.schedule), r.time_us) if x is not None), default=None)
-    first = tuple(dict.fromkeys(s for _, s in near_winners(request.op, winners)))[:_NEAREST]
+    found = list(islice(carried_winners(space, winners), _NEAREST))
+    first = tuple(p.key for _, p in found)
     if first and not known:
-        on_event(Note(f"starting from the winners of {len(first)} near problems"))
+        near = len({other for other, _ in found})
+        on_event(Note(f"starting from {len(first)} schedules after the winners of {near} near problems"))
     return Start(first, tuple(list(known.items())[-_MOST_KNOWN:]), best=best)
 
 
-def _elsewhere(request: Request, device: Device, home: Path) -> tuple[str, ...]:
+def _elsewhere(request: Request, space: ScheduleSpace, device: Device, home: Path) -> tuple[str, ...]:
     """The winners of this problem and the nearest others on other cards, or on other processors; the nearest first."""
     with Dataset.of(home).snapshot() as snapshot:
         winners = snapshot.query(
             "SELECT target, product, op, arg_min(schedule, list_median(samples_us)) FROM measurement "
             "WHERE status = 'ok' GROUP BY target, product, op ORDER BY target, product, op"
         ).rows
-    near: list[tuple[float, str]] = []
-    for target, product, op, schedule in winners:
-        if (target, product) == (device.target, device.product) or (target == "cpu") != request.target.is_cpu:
-            continue
-        apart = 0.0 if op == request.op.key else distance(request.op, str(op))
-        near += [(apart, str(schedule))] if apart is not None else []
-    return tuple(dict.fromkeys(s for _, s in sorted(near)))[:_NEAREST]
+    cards = [x for x in winners if (x[0], x[1]) != (device.target, device.product)]
+    kept = [(str(op), str(schedule)) for target, _, op, schedule in cards if (target == "cpu") == request.target.is_cpu]
+    same = (carried(space, space.program, schedule) for op, schedule in kept if op == request.op.key)
+    points = (*(p for p in same if p), *(p for _, p in islice(carried_winners(space, kept), _NEAREST)))
+    return tuple(dict.fromkeys(p.key for p in points))[:_NEAREST]
 
 
 def _is_cured(row: Measurement, request: Request) -> bool:
@@ -189,27 +199,6 @@ def fastest(snapshot: Snapshot, target: Target, threads: int) -> tuple[tuple[str
         f"WHERE status = 'ok' AND target = '{target.name}' AND threads = {threads} GROUP BY op ORDER BY op"
     ).rows
     return tuple((str(op), str(schedule)) for op, schedule in rows)
-
-
-def near_winners(op: Op, winners: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Those (op, schedule) of other problems whose schedules may carry over to this one, the nearest first."""
-    near = sorted((d, s, other) for other, s in winners if (d := distance(op, other)) is not None)
-    return tuple((other, s) for _, s, other in near)
-
-
-def distance(op: Op, other_key: str) -> float | None:
-    """How far another problem is: the sum of |log2| of the ratios of its sizes; None when its schedules do not carry over."""
-    try:
-        other = parse_op(other_key)
-    except UsageError:
-        return None
-    a, b = op.program(), other.program()
-    if other.key == op.key or other.kind != op.kind or [x for x, _ in a.dims] != [x for x, _ in b.dims]:
-        return None
-    if [v.axes for v in a.inputs[:2]] != [v.axes for v in b.inputs[:2]]:
-        return None
-    apart = sum(abs(log2(upper(x) / upper(y))) for (_, x), (_, y) in zip(a.dims, b.dims, strict=True))
-    return apart + 2.0 * (a.dtype != b.dtype) + 1.0 * (len(a.stages) != len(b.stages))
 
 
 def load_model(choice: str | None, target: Target, home: Path, on_event: Listener = ignore) -> CostModel | None:

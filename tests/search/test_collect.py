@@ -106,7 +106,7 @@ def test_reasons_are_counted_and_stored_with_the_rows_and_nothing_is_raced(tmp_p
     done = _collect(tmp_path)
     assert [c.rows for c in done.ops] == [20, 20] and done.kinds == {"matmul": 20, "geglu": 20} and not done.interrupted
     rows = Dataset.of(tmp_path).rows()
-    assert Counter(reasons(r.static) for r in rows) == done.dealt and done.dealt["opening"] == 2
+    assert Counter(reasons(r.static) for r in rows) == done.dealt and done.dealt["opening"] == 3
     assert set(done.dealt) == {"near", "random", "opening"} and done.planned == SHARES
     assert not any("speedup" in r.static for r in rows)
     (ingested,) = (p for p in (tmp_path / "journal" / "ingested").glob("*.jsonl") if read_journal(p).header.op == OP)

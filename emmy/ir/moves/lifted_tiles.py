@@ -52,7 +52,7 @@ def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...
         return ((k, "serial", tuple(x for x in steps if _divisions(plan, la, s, target, size[m], x))),)
     shared = next((x for x in la.tile.nest if x.level in ("warp", "warpgroup")), None)
     if shared is not None:
-        return ((n, shared.level, (size[n] // _sharing(size[n]),)),) if _sharing(size[n]) > 1 else ()
+        return ((n, shared.level, (size[n] // sharing(size[n]),)),) if sharing(size[n]) > 1 else ()
     return _divisions(plan, la, s, target, size[m], size[k])
 
 
@@ -70,20 +70,20 @@ def _divisions(plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step
     if _bytes(plan, la, s, rows, step) > target.tile_bytes:
         return ()
     n, out = plan.extent(la.tile.nest, s.axes[-1]), []
-    sharing = _sharing(n)
-    n //= sharing
+    shared = sharing(n)
+    n //= shared
     if all(size_bytes(plan.program.value(v).dtype) == 2 for v in _inputs(plan, s)):
-        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * sharing <= _WARPS[-1])
+        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * shared <= _WARPS[-1])
         fits = tuple(sorted(x for x in warps if x <= 32 and lift_registers("mma", x, n, step) <= _MOST_REGISTERS))
         out += [(s.axes[-2], "warp", fits)] if fits and target.can("mma") else []
-        groups = (rows // w for w in _GROUPS if rows == 64 * w and w * sharing <= _GROUPS[-1])
-        most = _SHARED if rows * sharing <= 128 else 160
+        groups = (rows // w for w in _GROUPS if rows == 64 * w and w * shared <= _GROUPS[-1])
+        most = _SHARED if rows * shared <= 128 else 160
         fits = tuple(x for x in groups if lift_registers("wgmma", x, n, step) <= most)
         out += [(s.axes[-2], "warpgroup", fits)] if fits and target.can("wgmma") and n % 16 == 0 else []
     return tuple(out)
 
 
-def _sharing(columns: int) -> int:
+def sharing(columns: int) -> int:
     """Agents that share the columns of a row: as few as leave each no more than one can hold."""
     return next((w for w in (1, 2, 4) if columns % (16 * w) == 0 and columns // w <= _COLUMNS), 1)
 
