@@ -119,6 +119,7 @@ def search(args: argparse.Namespace) -> int:
             strategy=strategy,
             model=args.model,
             seed=args.seed,
+            fresh=args.fresh,
             measurer=measurer if last else WithoutRace(measurer),
             home=home,
         )
@@ -257,7 +258,7 @@ class Collection:
             child = subprocess.Popen(
                 [sys.executable, __file__, "--search", op, "--target", a.target, "--work", str(home), "--out", "-",
                  "--trials", str(a.trials), "--random", str(a.random), "--seconds", f"{seconds:.1f}", "--seed", str(a.seed),
-                 "--strategy", a.strategy, "--model", a.model],
+                 "--strategy", a.strategy, "--model", a.model, *(["--fresh"] if a.fresh else [])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=config.child_env(**ONE_THREAD),
             )  # fmt: skip
             self.children.add(child)
@@ -439,6 +440,7 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=120, help="how many of them are drawn at random")
     parser.add_argument("--strategy", default="evolve", help="what follows the random ones")
     parser.add_argument("--model", default="roofline", help="a model's file that leads the search")
+    parser.add_argument("--fresh", action="store_true", help="as if nothing had been measured; goes with --random 0")
     parser.add_argument("--searches", type=int, default=6, help="processes that search, one op each at a time")
     parser.add_argument("--compilers", type=int, default=0, help="processes that compile; 0 = one a core")
     parser.add_argument("--seed", type=int, default=0)

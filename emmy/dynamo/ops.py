@@ -258,7 +258,7 @@ def torch_op(
     count = (threads or torch.get_num_threads()) if load_target(gpu).is_cpu else 1
     found = subjects(op, schedule, gpu=gpu, threads=count, home=home)
     if near and found[0].origin == "default":
-        found = (*near_subjects(op, gpu=gpu, threads=count, home=home)[:1], *found)[:1]
+        found = (*near_subjects(op, gpu=gpu, threads=count, home=home, most=1), *found)[:1]
     schedules = tuple(s.schedule for s in found)
     text = "\n".join((op.key, gpu, str(count), *schedules))
     name = f"{op.kind}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -115,7 +115,7 @@ def _onward(space: ScheduleSpace, here: _Walk, wishes: Sequence[_Wish], opening:
         if site is None:
             return (2, 0, 0)  # DONE
         if value in opening:
-            return (0, 0, 0)
+            return (0, site.move.phase, 0)
         if wish is None:
             return (1 if site.mandatory or site.move.mandatory else 3, 0, 0)
         return (0, site.move.phase, 0 if site.move.commutes else wish.at, _far(site, wish))
@@ -123,7 +123,7 @@ def _onward(space: ScheduleSpace, here: _Walk, wishes: Sequence[_Wish], opening:
     for value in sorted(space.preferred(node), key=rank):  # stable: the rest as in the default schedule
         wish = found.get(str(value))
         wished = here.wished if wish is None else (*here.wished, (str(value), wish.numbers))
-        yield _Walk(space.child(node, value), wished)
+        yield _Walk(space.child(node, value, wish.numbers if wish else None), wished)
 
 
 def _of(site: Site, parts: Parts, wishes: Sequence[_Wish]) -> _Wish | None:
@@ -199,7 +199,7 @@ def _parts(plan: Plan) -> Parts:
     call("first operand", first)
     call("second operand", second)
     call("sum", together)
-    call("result", (la.tile.works[-1].stage,))
+    call("result", [w.stage for w in la.tile.works if plan.program.stage(w.stage).axes == s.axes][-1:])
     place = plan.launches.index(la)
     for i, x in enumerate(plan.launches):
         combines = any(w.combine and w.stage in together for w in x.tile.works)

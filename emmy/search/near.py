@@ -9,9 +9,11 @@ from emmy.errors import UsageError
 from emmy.ir.beside import groups
 from emmy.ir.expr import Read, factors
 from emmy.ir.moves.splitk import SplitK
+from emmy.ir.moves.swap import Swap
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.plan import Work
 from emmy.ir.program import SUM, Program, Stage, upper
+from emmy.ir.schedule import parse_schedule
 from emmy.search.carry import carried, openings
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Point
@@ -28,13 +30,16 @@ def near_winners(op: Op, winners: Sequence[tuple[str, str]]) -> tuple[tuple[str,
 def carried_winners(space: ScheduleSpace, winners: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Point]]:
     """(op, the point of `space` most like its schedule) of near problems, each point once, the nearest first.
 
-    A problem of another kind says nothing of how this one begins: its schedule is tried behind each way there is.
+    A problem of another kind says nothing of how this one begins: its schedule is tried behind each way there is, first
+    behind that of the default schedule.
     """
-    found, ways = set[str](), None
+    found = set[str]()
+    ways: list[tuple[str, ...]] | None = None
     for other, schedule in near_winners(space.op, winners):
         op = parse_op(other)
         if op.kind != space.op.kind and ways is None:
-            ways = openings(space, SplitK.phase)
+            plain = (m for m in parse_schedule(space.default().key) if m.phase < SplitK.phase and m.name != Swap.name)
+            ways = list(dict.fromkeys((tuple(map(str, plain)), *openings(space, SplitK.phase))))
         for opening in ((),) if op.kind == space.op.kind or ways is None else ways:
             point = carried(space, op.program(), schedule, opening)
             if point is not None and point.key not in found:

@@ -25,6 +25,7 @@ from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.search.space import Decision, Node, Point, Value
 from emmy.search.usual import urgency, usual
+from emmy.search.walk import nearest
 
 DONE = "done"
 _LISTABLE = 4000
@@ -62,7 +63,8 @@ class ScheduleSpace:
     def root(self) -> TreeNode:
         return self._structure((), (), ())
 
-    def child(self, node: Node, value: Value) -> TreeNode:
+    def child(self, node: Node, value: Value, like: Mapping[str, int] | None = None) -> TreeNode:
+        """like: numbers of the move that is chosen, for which others may be legal behind it than for those of a plain schedule"""
         assert isinstance(node, TreeNode) and node.decision is not None
         choices = (*node.choices, (node.decision.name, value))
         if node.closed:
@@ -70,8 +72,8 @@ class ScheduleSpace:
         if value == DONE:
             return self._knob(node.skeleton, (), (), choices)
         site = next(s for s in self._legal(node.skeleton, node.filled) if str(s.move) == value)
-        default = _first_legal(site, self._plan(node.filled), self.target)
-        return self._structure((*node.skeleton, site.move), (*node.filled, default), choices)
+        filled = _first_legal(site, self._plan(node.filled), self.target, like or {})
+        return self._structure((*node.skeleton, site.move), (*node.filled, filled), choices)
 
     def point(self, leaf: Node) -> Point:
         assert isinstance(leaf, TreeNode) and leaf.decision is None
@@ -232,8 +234,8 @@ class ScheduleSpace:
     def sample(self, rng: random.Random) -> Point:
         """A random walk; walks into dead ends are repeated.
 
-        On a GPU every other one draws with care: of each phase in turn a move or none, and numbers near those of a plain
-        schedule. Uniform choices alone hardly ever meet: 64 of the folded axis, a ring, roles and stream-K in 0 of 70 walks.
+        On a GPU every other one draws numbers near those of a plain schedule: wherever all of them must meet, such as 64 of
+        the folded axis, a ring and roles, uniform choices hardly ever do.
         """
         for _ in range(1000):
             node, careful = self.root(), not self.target.is_cpu and rng.random() < _CAREFUL
@@ -246,18 +248,15 @@ class ScheduleSpace:
         )
 
     def _drawn(self, node: TreeNode, rng: random.Random) -> Value:
-        """A value of a decision that has some: see `sample`."""
+        """A value of a decision: of all kinds of moves alike, of numbers one that a plain schedule prefers to the next twice as likely."""
         assert node.decision is not None
-        if node.closed:
-            ranked = self.preferred(node)
-            return rng.choices(ranked, [2.0**-i for i in range(len(ranked))])[0]
-        sites = self.sites(node)
-        due = [s for s in sites if s.mandatory or s.move.mandatory]
-        for phase in sorted({s.move.phase for s in sites}):
-            group = [s for s in sites if s.move.phase == phase]
-            if rng.random() < 0.5 or any(s in due for s in group):
-                return str(rng.choice(group).move)
-        return str(rng.choice(due or sites).move) if DONE not in node.decision.values else DONE
+        if not node.closed:
+            kinds = dict[str, list[Value]]()
+            for v in node.decision.values:  # "k0.C/atom(mma,...)" is one of the atoms
+                kinds.setdefault(str(v).partition("(")[0], []).append(v)
+            return rng.choice(rng.choice(list(kinds.values())))
+        ranked = self.preferred(node)
+        return rng.choices(ranked, [2.0**-i for i in range(len(ranked))])[0]
 
     def default(self) -> Point:
         """A plain schedule that the target can surely run: outputs in blocks over the cores, operands staged, one atom."""
@@ -298,32 +297,33 @@ class ScheduleSpace:
         if isinstance(move, Split) and self.target.is_cpu:
             return _CPU_STEP
         step = usual(move, self._plan(node.filled), self.target)
-        middle = (len(values) - (0 if isinstance(move, Stage) else 1)) // 2  # of depths the larger of two
-        return int(values[middle]) if step is None and values else step or 0
+        return step or (_from_middle(move, [int(v) for v in values])[0] if values else 0)
 
     def locate(self, schedule: str) -> Point | None:
-        """The point whose key is `schedule`, or None when the tree does not reach it (another Emmy wrote it)."""
+        """The point whose key is `schedule`, or None when no search reaches it (another Emmy wrote it)."""
         try:
             moves = parse_schedule(schedule)
+            return self._located(moves, False) or self._located(moves, True)
         except EmmyError:
             return None
-        node = self.root()
-        skeleton = iter([*moves, None])
+
+    def _located(self, moves: tuple[Move, ...], filled: bool) -> Point | None:
+        """The leaf of these moves, below nodes with numbers of a plain schedule, or with their own."""
+        node, skeleton = self.root(), iter([*moves, None])
         while node.decision is not None:
-            assert isinstance(node, TreeNode)
-            values = node.decision.values
+            values, like = node.decision.values, dict[str, int]()
             if node.closed:
                 value = _knob_of(node, moves)
+            elif (move := next(skeleton)) is None:
+                value = DONE
             else:
-                move = next(skeleton)
-                value = (
-                    DONE if move is None else next((v for v in values if v != DONE and _opens_to(str(v), move)), None)
-                )
+                value = next((str(s.move) for s in self.sites(node) if _opens_to(s.move, move)), None)
+                like = {n: x for n, x in move.arguments if isinstance(x, int)} if filled else like
             if value is None or value not in values:
                 return None
-            node = self.child(node, value)
+            node = self.child(node, value, like)
         found = self.point(node)
-        return found if found.key == schedule else None
+        return found if found.key == format_schedule(moves) else None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -342,27 +342,28 @@ def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:
     return move.fill({k: int(v) for k, v in values.items()})
 
 
-def _first_legal(site: Site, plan: Plan, target: Target) -> Move:
-    """The site's move with values near the middle of its domains that are legal together."""
-    near_to = usual(site.move, plan, target)
-    near = (sorted(d, key=lambda x: abs(x - near_to)) if near_to else _from_middle(d) for _, d in site.domains)
-    options = product(*near)
+def _first_legal(site: Site, plan: Plan, target: Target, like: Mapping[str, int]) -> Move:
+    """The site's move with values near those of a plain schedule, or near others, that are legal together."""
+    step = usual(site.move, plan, target)
+    wished = {n: like.get(n, step) for n, _ in site.domains}
+    options = product(*(nearest(d, x) if (x := wished[n]) else _from_middle(site.move, d) for n, d in site.domains))
     names = [n for n, _ in site.domains]
     for values in options:
-        move = site.move.fill(dict(zip(names, values, strict=True)))
+        move = site.move.fill({n: int(v) for n, v in zip(names, values, strict=True)})
         if move.refuse(plan, target) is None:
             return move
     raise PlanError(f"{site.move}: no values in {site.domains} are legal together")
 
 
-def _from_middle(domain: tuple[int, ...]) -> list[int]:
+def _from_middle(move: Move, domain: Sequence[int]) -> list[int]:
+    """The middle one first; of depths the larger of two."""
     middle = (len(domain) - 1) / 2
-    return [domain[i] for i in sorted(range(len(domain)), key=lambda i: abs(i - middle))]
+    rising = -1 if isinstance(move, Stage) else 1
+    return [domain[i] for i in sorted(range(len(domain)), key=lambda i: (abs(i - middle), rising * i))]
 
 
-def _opens_to(skeleton: str, move: Move) -> bool:
-    """True when `move` is the skeleton's move with its knobs filled."""
-    opened = parse_schedule(skeleton)[0]
+def _opens_to(opened: Move, move: Move) -> bool:
+    """Whether a move is the other one with its knobs filled."""
     values = dict(move.arguments)
     return type(opened) is type(move) and opened.fill({k: values[k] for k in opened.knobs}) == move  # type: ignore[misc]
 
