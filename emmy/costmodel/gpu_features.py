@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, log2, nan, prod
 
+from emmy.costmodel.masked import walked
 from emmy.costmodel.multiprocessor import (
     LAUNCH_US,
     Residency,
@@ -56,6 +57,7 @@ def gpu_features(
     waves = blocks / r.places
     shared = tile.order.kind == "streamk"  # no wave has fewer blocks than there are places
     busy = r.places if shared else min(r.places, blocks)
+    masked = walked(plan, launch, int(r.places))
     out = {
         "by_tma": float("tma" in transports),
         "by_ldg": float("ldg" in transports),
@@ -72,7 +74,7 @@ def gpu_features(
         "log2_blocks_busy": log2(busy / target.n_sms),
         "log2_tiles_a_worker": log2(blocks / min(blocks, tile.order.workers or blocks)),
         "log2_waves": log2(waves),
-        "wave_idle": 0.0 if shared else 1.0 - waves / ceil(waves),
+        "wave_idle": 0.0 if shared else 1.0 - (1.0 / masked.longest if masked else waves / ceil(waves)),
         "log2_cluster": log2(cluster),
         "cluster_idle": 1.0 - filled_by_clusters(cluster, r.blocks),
         "log2_k_sharers": log2(sharing_blocks(plan, tile) * sharers(plan, tile.nest, plan.program.stage(work.stage))),
@@ -83,11 +85,13 @@ def gpu_features(
     if moved is None:
         return out | dict.fromkeys(_MOVING, nan)
     compute_us = roof.compute_us * _padded(plan, tile.nest, plan.program.stage(work.stage).every)
-    least = bounds(moved, r, target, compute_us, joined=tile.order.kind != "static" and bool(tile.roles), shared=shared)
+    joined = tile.order.kind != "static" and bool(tile.roles)
+    least = bounds(moved, r, target, compute_us, joined=joined, shared=shared, masked=masked)
+    turns = moved.turns * (masked.share if masked else 1.0)
     out |= {
         "log2_load_bytes": log2(moved.load_bytes),
-        "log2_turns": log2(moved.turns),
-        "log2_laps": log2(moved.turns / moved.depth),
+        "log2_turns": log2(turns),
+        "log2_laps": log2(turns / moved.depth),
         "turns_under_way": float(moved.depth),
         # against what memory delivers in 1 us, which is about its latency
         "in_flight": busy * moved.in_flight_bytes / (target.dram_gbs * 1e3),

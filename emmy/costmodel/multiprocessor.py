@@ -28,6 +28,7 @@ from emmy.costmodel.counting import (
     waves,
 )
 from emmy.costmodel.dealt import exchange, items, leaving, stored_value
+from emmy.costmodel.masked import Walked
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
@@ -220,22 +221,33 @@ class Bounds:
 
 
 def bounds(
-    t: Traffic, r: Residency, target: Target, compute_us: float, joined: bool = False, shared: bool = False
+    t: Traffic,
+    r: Residency,
+    target: Target,
+    compute_us: float,
+    joined: bool = False,
+    shared: bool = False,
+    masked: Walked | None = None,
 ) -> Bounds:
     """Bounds of the launch, of which all blocks together would compute for `compute_us` were they spread evenly.
 
     joined: while a block finishes one tile, its rings are filled for the next.
     shared: blocks share the steps of tiles evenly
+    masked: how far blocks walk where masks spare them steps; `compute_us` counts what is left alone
     """
     busiest = t.blocks / r.units if shared else ceil(t.blocks / r.units)
     uneven = busiest * target.n_sms / t.blocks
     clocks = target.n_sms * target.boost_mhz  # of all multiprocessors in a microsecond
     laps = t.blocks / r.places if shared else ceil(t.blocks / r.places)
-    chain = (laps * t.turns + t.depth) if joined else laps * (t.turns + t.depth)
+    turns, share = laps * t.turns, 1.0
+    if masked:
+        uneven, share = masked.longest * target.n_sms / r.units, masked.share
+        turns = masked.longest * share * t.turns * t.blocks / r.places
+    chain = turns + (1 if joined else laps) * t.depth
     return Bounds(
         compute_us * uneven,
-        (t.reads.taken + t.fills.taken) / clocks * uneven,
-        (t.fetched_bytes + t.exchanged_bytes) / (_L2_BYTES * clocks),
+        (t.reads.taken + t.fills.taken) / clocks * uneven * share,
+        (t.fetched_bytes * share + t.exchanged_bytes) / (_L2_BYTES * clocks),
         SECTOR_BYTES * t.stores.taken / (target.dram_gbs * 1e3),
         chain / t.depth * _FILL_US,
     )
