@@ -61,7 +61,10 @@ def _step(move: Split, plan: Plan, la: Launch, target: Target) -> int | None:
     if axes is not None:
         return _of_rows(move, plan, la, axes, target)
     if move.level == "serial":
-        return _FILL_BYTES // size_bytes(plan.program.dtype)
+        step = _FILL_BYTES // size_bytes(plan.program.dtype)
+        return (
+            step if step < upper(plan.program.dim(move.axis)) else step // 2
+        )  # so that a fill is under way beside another
     if any(move.axis in plan.program.stage(w.stage).folded for w in la.tile.works):
         return None  # warps or blocks that share what is folded
     size, over = _TILE.get(move.level), lifted(plan, la)

@@ -115,8 +115,8 @@ def test_a_kernel_with_a_wait_left_out_is_rejected_by_the_emulator(predict: Pred
 
     def hasty(plan: Plan, target: Target) -> SourceUnit:
         unit = plan_source(plan, target)
-        assert "emmy_cp_async_wait<1>();" in unit.text
-        return replace(unit, text=unit.text.replace("emmy_cp_async_wait<1>();", ""))
+        assert "emmy_cp_async_wait<2>();" in unit.text
+        return replace(unit, text=unit.text.replace("emmy_cp_async_wait<2>();", ""))
 
     checker = partial(check, source=hasty)
     found = predict(budget="1", checker=checker)
