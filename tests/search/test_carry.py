@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from functools import cache
 from itertools import islice
 
 import pytest
@@ -26,6 +28,7 @@ PARTS = (  # a work's atoms in the order in which people write them, and the sec
 )
 
 
+@cache
 def _space(op: str) -> ScheduleSpace:
     return ScheduleSpace(parse_op(op), H200)
 
@@ -117,8 +120,6 @@ def test_plain_schedules_have_the_forms_that_were_measured_to_be_fast() -> None:
 
 
 def test_random_points_keep_to_usual_numbers_and_still_differ() -> None:
-    import random
-
     space, rng = _space("matmul:2048x3840x1024:f16:nk"), random.Random(0)
-    found = {space.sample(rng).key for _ in range(40)}
-    assert len(found) > 36 and sum("k,serial,64" in x for x in found) > 12 and any("k,serial,16" in x for x in found)
+    found = {space.sample(rng).key for _ in range(24)}
+    assert len(found) > 20 and sum("k,serial,64" in x for x in found) > 6 and any("k,serial,16" in x for x in found)
