@@ -74,7 +74,9 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
         s = p.stage(space.value)
         assert s.monoid is not None
         for c, axes in s.monoid.components(s):
-            out.append(Buffer(parts_name(s.out, c), f32, "workspace", times(size(axes), Int(space.parts))))
+            role, words = ("flags", 2) if space.marked else ("workspace", 1)
+            n = times(size(axes), Int(space.parts * words))
+            out.append(Buffer(parts_name(s.out, c), f32, role, n))  # type: ignore[arg-type]
     return (*out, *left_buffers(plan))
 
 

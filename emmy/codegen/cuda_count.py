@@ -1,6 +1,6 @@
-"""Counts of the parts that blocks left of a statistic, by which a block learns that it is the last to leave one.
+"""Counts of the parts that blocks leave of a statistic, by which a block learns that it is the last to leave one, or to begin.
 
-One thread counts for all that made the tile, and tells them through a word of shared memory. Decides no wait: those are steps.
+One thread counts for all that make a tile, and tells them through a word of shared memory. Decides no wait: those are steps.
 """
 
 from __future__ import annotations
@@ -9,22 +9,27 @@ from dataclasses import dataclass
 
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.kernel import Int, IntVar, Whole, over, plus, same, times
-from emmy.codegen.kernel_gpu import SMEM, Do, If, LetFrom, Ref, Regs, Stmt
+from emmy.codegen.kernel_gpu import BLOCK, SMEM, Do, For, If, LetFrom, Ref, Regs, Stmt
 from emmy.codegen.left import counts_name, tiles_along
-from emmy.ir.gpu import parts_counted
+from emmy.ir.gpu import parts_counted, told_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The count of the tile's row of tiles. base: first byte of a word for each team of threads."""
+    """The count of the tile's row of tiles.
+
+    base: first byte of a word for each team of threads; marked: for each of the block's tiles instead
+    """
 
     w: Walk
     stage: str
     base: int
+    marked: bool
 
     @property
     def _word(self) -> Ref:
-        return Ref(SMEM, plus(times(self.w.team(), Int(4)), Int(self.base)))
+        tile = over(self.w.block, Int(self.w.launch.tile.order.workers)) if self.w.block != BLOCK else Int(0)
+        return Ref(SMEM, plus(times(tile if self.marked else self.w.team(), Int(4)), Int(self.base)))
 
     @property
     def _count(self) -> Ref:
@@ -37,9 +42,15 @@ class Count:
 
     def up(self) -> tuple[Stmt, ...]:
         """One more part is there; who finds how many were before shares it."""
-        name = self.w.fresh(f"{self.stage}_before")
-        told = Do("emmy_count", (Ref(name, Int(0)), self._count)), Do("emmy_sts_b32", (self._word, Ref(name, Int(0))))
-        return (If(same(self.w.thread(), Int(0)), (Regs(name, "b32", 1), *told)),)
+        return (If(same(self.w.thread(), Int(0)), self._told("emmy_count")),)
+
+    def begun(self) -> tuple[Stmt, ...]:
+        """One more part will be there, of a tile for which one thread does this."""
+        return self._told("emmy_count_begun")
+
+    def _told(self, helper: str) -> tuple[Stmt, ...]:
+        before = Ref(self.w.fresh(f"{self.stage}_before"), Int(0))
+        return Regs(before.view, "b32", 1), Do(helper, (before, self._count)), Do("emmy_sts_b32", (self._word, before))
 
     def if_last(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         name, most = self.w.fresh(f"{self.stage}_count"), parts_counted(self.w.plan, self.w.launch.tile, self.stage)
@@ -51,4 +62,16 @@ class Count:
 
 def count_of(w: Walk, stage: str) -> Count:
     """The count of a stage's parts, with a place in shared memory."""
-    return Count(w, stage, w.allocate(4 * w.teams))
+    space = w.plan.workspace(stage)
+    assert space is not None
+    n_bytes = told_bytes(w.plan, w.launch.tile, space) if space.marked else 4 * w.teams
+    return Count(w, stage, w.allocate(n_bytes), space.marked)
+
+
+def each_tile(w: Walk, tiles: Whole, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The body for each of the team's tiles, by another thread. Instructions of whole warps may follow."""
+    order, n, meet = w.launch.tile.order, w.teams, Do("emmy_syncwarp")
+    if w.block == BLOCK:
+        return If(same(w.thread(), Int(0)), body), meet
+    mine = plus(BLOCK, times(plus(w.team(), times(w.thread(), Int(n))), Int(order.workers)))
+    return For(w.block.name, mine, tiles, n * order.workers * w.threads, (*w.tile_head, *body)), meet

@@ -16,14 +16,17 @@ from emmy.ir.gpu import WARP
 _UNROLLED = 16  # vectors of a row that a lane walks, at most
 
 
-def in_order(w: Walk, axes: tuple[str, ...], width: int, *, alone: bool = False) -> Spread:
-    """Neighbouring threads have neighbouring vectors of `width` elements. `alone`: those of the block have all of them."""
+def in_order(w: Walk, axes: tuple[str, ...], width: int, *, alone: bool = False, lanes: int = 1) -> Spread:
+    """Neighbouring threads have neighbouring vectors of `width` elements, or so many lanes one.
+
+    alone: those of the block have all of them
+    """
     sizes = [w.scope[a].size for a in axes]
     counts = [*sizes[:-1], sizes[-1] // width]
-    vectors, agents = prod(counts), w.threads * (1 if alone else w.sharing)
+    vectors, agents = prod(counts), w.threads // lanes * (1 if alone else w.sharing)
     passes = -(-vectors // agents)
     first = Int(0) if alone else _rank(w, w.threads)
-    number = plus(first, w.thread(), times(counter("it", passes), Int(agents)))
+    number = plus(first, over(w.thread(), Int(lanes)), times(counter("it", passes), Int(agents)))
     spot: dict[str, Whole] = {}
     left = number
     for a, n in reversed(list(zip(axes, counts, strict=True))):

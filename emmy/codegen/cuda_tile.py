@@ -7,7 +7,9 @@ arrivals stand where the steps say and nowhere else. It must not know CUDA's spe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import gcd, prod
 
@@ -15,11 +17,12 @@ from emmy.codegen.cpu import buffers
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
-from emmy.codegen.cuda_count import Count, count_of
+from emmy.codegen.cuda_count import Count, count_of, each_tile
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_kept import keep
 from emmy.codegen.cuda_lift import Lifted, lifted
+from emmy.codegen.cuda_marked import lanes_of_a_row, take_parts
 from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
 from emmy.codegen.cuda_rows import Rows, rows
@@ -55,6 +58,7 @@ from emmy.codegen.kernel_gpu import (
     If,
     Ref,
     Stmt,
+    bits,
     walk,
 )
 from emmy.codegen.steps import (
@@ -71,7 +75,9 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountBegun,
     CountPart,
+    EachTile,
     Fetch,
     Finish,
     FoldParts,
@@ -99,6 +105,7 @@ from emmy.codegen.steps import (
     Step,
     Store,
     StoreState,
+    TakeParts,
     TakeSums,
     Together,
     TurnPass,
@@ -157,12 +164,16 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     ]  # in turn, they do the same on other tiles
     mine = rows(w, w.rows) if w.rows else None
     steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares, mine).steps(r.steps) for r in roles]
-    after = [_Expand(w, rings).steps(r.after) if r.after else () for r in roles]
+    around = [(x.before(r.before, tiles), x.steps(r.after) if r.after else ()) for r in roles for x in (_Expand(w, rings),)]
+    after = [behind for _, behind in around]
     if shares:
         bodies = [shares.walked(stmts) for stmts in steps]
     else:
-        each = zip(roles, steps, after, strict=True)
-        bodies = [_walked(w, rings, r, tiles, stmts, last) for r, stmts, last in each]
+        each = zip(roles, steps, around, strict=True)
+        bodies = [
+            (*(s for make in first for s in make()), *_walked(w, rings, r, tiles, stmts, last))
+            for r, stmts, (first, last) in each
+        ]
     played = [_played(w, r.role, body) for r, body in zip(roles, bodies, strict=True)]
     if w.smem_bytes > target.smem_block_bytes:
         raise w.cannot(f"{w.smem_bytes} bytes of shared memory, a block of {target.name} has {target.smem_block_bytes}")
@@ -315,6 +326,16 @@ class _Expand:
                 out += self._step(s)
         return merged(out)
 
+    def before(self, steps: tuple[Step, ...], tiles: Whole) -> tuple[Callable[[], tuple[Stmt, ...]], ...]:
+        """What makes the statements ahead of a role's tiles, when what they need for each tile is known."""
+        out: list[Callable[[], tuple[Stmt, ...]]] = []
+        for s in steps:
+            if isinstance(s, EachTile):
+                out.append(partial(each_tile, self.w, tiles, self.steps(s.body)))
+            else:
+                out.append(partial(tuple, self._step(s)))
+        return tuple(out)
+
     def _of_rows(self, steps: tuple[Step, ...], rows: Rows) -> tuple[Stmt, ...]:
         """The same where elements stay in registers from fold to fold."""
         out: list[Stmt] = []
@@ -366,7 +387,7 @@ class _Expand:
                 return self._ahead(self.w.rings[value], n, inner)
             case From(value, fill, inner):
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
-            case CountPart() | IfLast() | ResetCount():
+            case CountPart() | CountBegun() | IfLast() | ResetCount():
                 return self._counted(s)
             case At(value, fill, inner):
                 return only(both(self.rings.stands_at(self.w.rings[value], fill), self.rings.leader), self.steps(inner))
@@ -440,13 +461,15 @@ class _Expand:
             case TakeSums(stage):
                 return shares.take(stage, self.sums[stage])
 
-    def _counted(self, s: CountPart | IfLast | ResetCount) -> tuple[Stmt, ...]:
+    def _counted(self, s: CountPart | CountBegun | IfLast | ResetCount) -> tuple[Stmt, ...]:
         if s.stage not in self.counts:
             self.counts[s.stage] = count_of(self.w, s.stage)
         count = self.counts[s.stage]
         match s:
             case CountPart():
                 return count.up()
+            case CountBegun():
+                return count.begun()
             case IfLast(_, body):
                 return count.if_last(self.steps(body))
             case ResetCount():
@@ -499,6 +522,8 @@ class _Expand:
                 last = any(x.value == s.stage for x in parts_left(w.plan, w.launch.tile))
                 widest = 1 if last else _WIDEST
                 return self._dealt(chain, stage.axes, self._parts(chain), widest, alone=last), {i + 1, i + 2, *used}
+            if i + 1 < len(steps) and steps[i + 1] == TakeParts(s.stage):
+                return self._taken(stage, i + 2, steps)
             if i + 1 < len(steps) and steps[i + 1] == Compute(s.stage) and self._is_statistic(stage):
                 return self._dealt(Chain(w, (Compute(s.stage),)), stage.every), {i + 1}
             if stage.monoid and stage.monoid.lift:
@@ -533,6 +558,15 @@ class _Expand:
         folded = {x: w.plan.program.stage(x).monoid for x in at}
         sums = {x: {c: at[x] for c, _ in m.state} for x, m in folded.items() if m}
         return (*opened, *close, *chain.emit(spread, sums)), used
+
+    def _taken(self, stage: Stage, i: int, steps: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], set[int]]:
+        """Marked parts combined, and what is made of that from step i on."""
+        w, (chain, used), lanes = self.w, self._chain(i, steps), lanes_of_a_row(self.w, stage)
+        spread = in_order(w, stage.axes, 1, alone=True, lanes=lanes)
+        taken, sums = take_parts(w, stage, spread, lanes, both(spread.exists, chain.exists(spread)[0]))
+        first = same(bits(w.lane(), lanes - 1), Int(0)) if lanes > 1 else Int(1)
+        alone = replace(spread, exists=both(spread.exists, first))
+        return (*taken, *chain.emit(alone, {stage.out: sums})), {i - 1, i, *used}
 
     def _asked(self, asks: tuple[Step, ...], later: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
         """(first vectors on their way to registers, their exchange), whence what closes the sums behind takes them."""

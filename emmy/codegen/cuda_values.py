@@ -13,7 +13,7 @@ from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, Words, pairs_of
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_store import Boxes, boxes
-from emmy.codegen.cuda_vector import fetched, function, load, named, store, word_regs
+from emmy.codegen.cuda_vector import fetched, function, leave, load, named, store, word_regs
 from emmy.codegen.kernel import (
     WHOLE,
     Int,
@@ -185,8 +185,9 @@ class Chain:
             body += before
             sums = {**sums, stage: {c: Ref(name, Int(0)) for c, name in made.items()}}
         body += (*inner, *self.make(spread, sums))
+        marked = {parts_name(x.value, c) for x in self.w.plan.workspaces if x.marked for c in sums.get(x.value, ())}
         for to, dtype, x in self.stores(spread, sums):
-            body += store(self.w, to, dtype, spread.width, x)
+            body += leave(self.w, to, x) if to.view in marked else store(self.w, to, dtype, spread.width, x)
         inside_rows, inside_columns = self.exists(spread)
         body = only(both(spread.exists, inside_rows), body)
         for var, count in reversed(spread.rows):

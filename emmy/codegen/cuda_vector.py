@@ -41,6 +41,18 @@ def store(w: Walk, to: Ref, dtype: DType, n: int, x: Ref) -> tuple[Stmt, ...]:
     return tuple(out)
 
 
+def leave(w: Walk, to: Ref, x: Ref) -> tuple[Stmt, ...]:
+    """A number to its place among marked parts."""
+    word = w.fresh("word")
+    mine = Store(word, Int(0), Call("as_b32", (Load(x.view, x.at),)))
+    return Regs(word, "b32", 1), mine, Do("emmy_mark_leave", (marked(to), Ref(word, Int(0))))
+
+
+def marked(at: Ref) -> Ref:
+    """Where a number of 4 bytes is that has a mark beside it."""
+    return Ref(at.view, times(at.at, Int(2)))
+
+
 def word_regs(name: str, n_bytes: int) -> Regs:
     """Registers for that many bytes as they are in memory."""
     return Regs(name, "b16", 1) if n_bytes == 2 else Regs(name, "b32", n_bytes // 4)

@@ -33,7 +33,9 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountBegun,
     CountPart,
+    EachTile,
     Fetch,
     Finish,
     FoldParts,
@@ -61,6 +63,7 @@ from emmy.codegen.steps import (
     Step,
     Store,
     StoreState,
+    TakeParts,
     TakeSums,
     Together,
     TurnPass,
@@ -160,6 +163,9 @@ def _run_counting(clusters: list[list[Cta]], rng: random.Random) -> None:
             raise PlanError(
                 f"{ctas[0].outline.launch.name} ends with {count.parts} parts of {stage} counted: the next launch would add its own"
             )
+    for name, b in ((x.value, b) for x in ctas[0].outline.plan.workspaces if x.marked for b in ctas[0].parts(x)):
+        if any(not np.isnan(x.data).all() for x in b.values()):
+            raise PlanError(f"{ctas[0].outline.launch.name} ends with parts of {name} marked: the next launch would take them")
 
 
 def _deal(outline: Outline, env: Env) -> list[list[Env]]:
@@ -233,6 +239,7 @@ class _Agent(Works):
         self.position = {c.value: 0 for c in t.channels}
         self.cta.begun = True
         yield from self.steps(self.cta.outline.first)
+        yield from self.steps(self.role.before)
         deal = self.role.role.deal
         for seq, tile in enumerate(self.cta.tiles):
             self.seq = seq
@@ -243,12 +250,18 @@ class _Agent(Works):
                     raise Race(f"{self.role.role.name} ends a tile with {len(self.groups)} groups of copies under way")
             else:
                 self.skip(self.role.steps)
-        for tile in self.cta.tiles[deal[0] :: deal[1]] if deal else self.cta.tiles:
+        for tile in self.tiles:
             self.env, self.values, self.accs, self.shares = dict(tile), {}, {}, {}
             yield from self.steps(self.role.after)
         yield from self.steps(self.cta.outline.last)
         if self.role.role.works:
             self.cta.cluster.gone.add(self.cta.rank)
+
+    @property
+    def tiles(self) -> list[Env]:
+        """Those of the block that the role makes."""
+        deal = self.role.role.deal
+        return self.cta.tiles[deal[0] :: deal[1]] if deal else self.cta.tiles
 
     def skip(self, steps: tuple[Step, ...]) -> None:
         """A tile of another dealt role: walked only to count its fills."""
@@ -386,9 +399,15 @@ class _Agent(Works):
                 self.lower_flag(x)
             case TakeSums(x):
                 self.take_left(x)
-            case CountPart(x):
+            case CountPart(x) | CountBegun(x):
                 self.count_part(x)
                 yield False
+            case EachTile(body):
+                for tile in self.tiles:
+                    self.env = dict(tile)
+                    yield from self.steps(body)
+            case TakeParts(x):
+                yield from self.take_parts(x)
             case IfLast(x, body):
                 if self.is_last(x):
                     yield from self.steps(body)

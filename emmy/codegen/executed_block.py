@@ -10,9 +10,11 @@ import numpy as np
 from emmy.codegen.steps import Barrier, Outline
 from emmy.errors import PlanError
 from emmy.ir.expr import Block
+from emmy.ir.plan import Workspace
 from emmy.ir.program import Stage
 
 Env = dict[str, tuple[int, int]]  # axis -> the piece in scope
+Place = tuple[str, tuple[tuple[int, int], ...]]  # of a part, or of parts that go together: their stage, where they lie
 
 
 def pieces(whole: tuple[int, int], step: int, least: int = 0) -> list[tuple[int, int]]:
@@ -132,7 +134,7 @@ class Cta:
 
     helpers: of each of its tiles, the blocks that have later shares of it, in order
     left:    block -> what it left, of all blocks
-    counts:  (stage, where its elements lie) -> parts of it, of all blocks
+    counts:  of all blocks
     """
 
     outline: Outline
@@ -148,13 +150,19 @@ class Cta:
     number: int = 0  # in the launch
     helpers: list[range] = field(default_factory=list)
     left: dict[int, Left] = field(default_factory=dict)
-    counts: dict[tuple[str, tuple[tuple[int, int], ...]], Count] = field(default_factory=dict)
+    counts: dict[Place, Count] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Slots hold nothing, barriers no arrival."""
         t = self.outline.launch.tile
         self.slots = {c.value: [Slot() for _ in range(c.depth)] for c in t.channels}
         self.bars = {b.name: [Bar(b) for _ in range(b.slots)] for b in self.outline.barriers}
+
+    def parts(self, w: Workspace) -> Iterator[dict[str, Block]]:
+        """Components of each part of a workspace in memory."""
+        plan, (lo, hi) = self.outline.plan, self.whole[w.axis]
+        for part in range(-(-(hi - lo) // plan.part_step(w))):
+            yield {c: self.memory[f"{w.value}@{c}@{part}"] for c, _ in components(plan.program.stage(w.value))}
 
     def count(self, bar: Bar, at: int) -> None:
         """A phase of a barrier is complete: if it counts bytes, the slots it tells of have them."""

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from emmy.codegen.executed_block import Count, Cta, Env, Left, Shares, blank, components, pieces
+from emmy.codegen.executed_block import Count, Cta, Env, Left, Place, Shares, blank, components, pieces
 from emmy.codegen.steps import RoleSteps
 from emmy.errors import PlanError, Race
 from emmy.ir import interpret
@@ -42,10 +42,8 @@ class Works(ABC):
     waited: bool = False  # for the launches before
     helper: int = -1  # the block whose sums are taken
     unmet: set[str] = field(default_factory=set)  # stages of which parts were stored since all agents met
-    counted: dict[str, bool] = field(
-        default_factory=dict
-    )  # stage -> whether the part that was counted last was the last
-    told: dict[str, bool] = field(default_factory=dict)  # the same, as all agents know it
+    counted: dict[Place, bool] = field(default_factory=dict)  # which part -> whether it was the last to be counted
+    told: dict[Place, bool] = field(default_factory=dict)  # the same, as all agents know it
 
     @property
     def plan(self) -> Plan:
@@ -224,6 +222,10 @@ class Works(ABC):
         self.join(name, self.accumulators(name), self.env, new)
 
     # ------------------------------------------------------------ parts that the last block combines
+    def part(self, name: str) -> Place:
+        """The part of a stage that this tile leaves."""
+        return name, tuple(self.env.values())
+
     def count(self, name: str) -> Count:
         """The count of the parts that go with this tile's."""
         at = tuple(self.env[a] for a in self.stage(name).axes)
@@ -233,17 +235,18 @@ class Works(ABC):
     def count_part(self, name: str) -> None:
         if name in self.unmet:
             raise Race(f"{self.role.role.name} counts its part of {name} before all agents have stored it")
+        self.check_waited(f"counts its part of {name}")
         count = self.count(name)
         count.parts += 1
         if count.parts > count.most:
             raise PlanError(f"{count.parts} parts of {name} are counted, {count.most} go together")
-        self.counted[name] = count.parts == count.most
-        self.told.pop(name, None)
+        self.counted[self.part(name)] = count.parts == count.most
+        self.told.pop(self.part(name), None)
 
     def is_last(self, name: str) -> bool:
-        if name not in self.told:
+        if self.part(name) not in self.told:
             raise Race(f"{self.role.role.name} asks for the count of {name} before all its agents know it")
-        return self.told[name]
+        return self.told[self.part(name)]
 
     def reset_count(self, name: str) -> None:
         count = self.count(name)
@@ -286,11 +289,22 @@ class Works(ABC):
         self.check_waited(f"reads parts of {name}")
         if w.by_last and (count := self.count(name)).parts < count.most:
             raise Race(f"{self.role.role.name} folds parts of {name}, of which {count.parts} of {count.most} are there")
-        lo, hi = self.cta.whole[w.axis]
-        for part in range(-(-(hi - lo) // self.plan.part_step(w))):
-            blocks = {c: self.cta.memory[f"{name}@{c}@{part}"] for c, _ in components(self.stage(name))}
+        for blocks in self.cta.parts(w):
             new = {c: Named(b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()}
             self.join(name, self.accumulators(name), self.env, new)
+
+    def take_parts(self, name: str) -> Iterator[bool]:
+        """Marked parts are taken in, each when all of it is there, and are no longer there. Yields True when it must wait."""
+        w = self.plan.workspace(name)
+        assert w is not None
+        self.check_waited(f"takes parts of {name}")
+        for blocks in self.cta.parts(w):
+            found = {c: (b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()}
+            while any(np.isnan(x).any() for _, x in found.values()):
+                yield True
+            self.join(name, self.accumulators(name), self.env, {c: Named(axes, x.copy()) for c, (axes, x) in found.items()})
+            for _, x in found.values():
+                x[...] = np.nan
 
     def complete(self, name: str) -> dict[str, Block]:
         """The accumulators of a stage, which are closed by this."""
@@ -318,7 +332,8 @@ class Works(ABC):
         part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():
             self.put(self.cta.memory[f"{name}@{c}@{part}"], b)
-        self.unmet.add(name)
+        if not w.marked:
+            self.unmet.add(name)
 
     def finished(self, name: str) -> None:
         if self.flying.get(self.key(name)):

@@ -112,7 +112,7 @@ def _lower_launch(plan: Plan, la: Launch) -> Outline:
     roles = la.tile.roles or (Role(SELF, warps(plan, la.tile.nest), "warp", 0, everything),)
     joints = sync.joints(plan, la)
     walks = tuple(_Walk(plan, la, r, sync.Sync(r, joints)) for r in roles)
-    steps = tuple(RoleSteps(walk.role, walk.tile(), walk.after()) for walk in walks)
+    steps = tuple(walk.all() for walk in walks)
     return Outline(plan, la, sync.barriers(plan, la), steps, *sync.around_tiles(plan, la))
 
 
@@ -129,6 +129,17 @@ class _Walk:
     begun: dict[str, Step] = field(default_factory=dict)  # work that is begun ahead -> how it begins its next piece
     in_time: int = 0  # loops around, inside the block, that one agent walks by itself
 
+    def all(self) -> RoleSteps:
+        """Everything the role does."""
+        tile = self.tile()
+        return RoleSteps(self.role, tile, self.after(tile), sync.counted_first(self.launch, self.marked))
+
+    @property
+    def marked(self) -> tuple[str, ...]:
+        """Stages of which the role leaves marked parts."""
+        spaces = (self.plan.workspace(x) for x in self.role.works if not self.launch.tile.work(x).combine)
+        return tuple(x.value for x in spaces if x and x.marked)
+
     def tile(self) -> tuple[Step, ...]:
         """The steps of one tile. Channels filled once a tile ring over tiles."""
         t = self.launch.tile
@@ -144,14 +155,18 @@ class _Walk:
         if t.order.kind == "streamk":
             steps = sync.helped(steps, self.role)
         if self.launch.early:
-            return sync.after_launch_wait(self.plan, self.launch, self.sync, steps)
+            return steps if self.marked else sync.after_launch_wait(self.plan, self.launch, self.sync, steps)
         return sync.letting_next(self.plan, self.launch, steps)
 
-    def after(self) -> tuple[Step, ...]:
-        """The steps of each tile when all are made."""
-        mine = [w for w in self.launch.tile.works if w.stage in self.role.works]
-        last = [w for w in mine if (x := self.plan.workspace(w.stage)) and x.by_last]
-        return tuple(s for w in last for s in sync.counted(w.stage, self.role, (Close(w.stage), *self.store(w))))
+    def after(self, tile: tuple[Step, ...]) -> tuple[Step, ...]:
+        """The steps of each tile when all are made. tile: those that make one"""
+        out: list[Step] = []
+        for w in self.launch.tile.works:
+            space, finish = self.plan.workspace(w.stage), (Close(w.stage), *self.store(w))
+            if w.stage in self.role.works and space and space.by_last:
+                marked = w.stage in self.marked
+                out += sync.taken(w.stage, self.role, tile, finish) if marked else sync.counted(w.stage, self.role, finish)
+        return tuple(out)
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:
         t, p = self.launch.tile, self.plan.program

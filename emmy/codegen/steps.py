@@ -186,8 +186,29 @@ class CountPart:
 
 
 @dataclass(frozen=True, slots=True)
+class EachTile:
+    """The body once for each tile of the role, before the first is made. Agents may share the tiles out."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CountBegun:
+    """One agent counts that this block will leave its part of a stage, and learns how many will (PTX ISA: atom.relaxed)."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeParts:
+    """Open accumulators take in every part of a marked workspace, in order, waiting until it is there; it is gone then."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
 class IfLast:
-    """The body, in the block whose part was the last of those that go together: all can be read then."""
+    """The body, in the block that was the last to count of those whose parts go together: all can be read, or waited for."""
 
     stage: str
     body: tuple[Step, ...]
@@ -380,6 +401,9 @@ Step = (
     | LowerFlag
     | TakeSums
     | CountPart
+    | CountBegun
+    | EachTile
+    | TakeParts
     | IfLast
     | ResetCount
 )
@@ -406,11 +430,12 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class RoleSteps:
-    """What a role does for each of its tiles: `steps`, and `after`, when it has made all of them."""
+    """What a role does for each of its tiles: `steps`, and `after`, when it has made all of them. before: once, ahead of all."""
 
     role: Role
     steps: tuple[Step, ...]
     after: tuple[Step, ...] = ()
+    before: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +464,7 @@ class Outline:
         out += ["  every role, first:", *_show(self.first, "    ")] if self.first else []
         for r in self.roles:
             deal = f"  (tiles {r.role.deal[0]} mod {r.role.deal[1]})" if r.role.deal else ""
+            out += [f"  role {r.role.name}, before its tiles:", *_show(r.before, "    ")] if r.before else []
             out.append(f"  role {r.role.name}{deal}, each tile:")
             out += _show(r.steps, "    ")
             out += [f"  role {r.role.name}, each tile once more:", *_show(r.after, "    ")] if r.after else []
@@ -541,6 +567,12 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}take the helper's sums of {x}")
             case CountPart(x):
                 out.append(f"{pad}count the part of {x}")
+            case CountBegun(x):
+                out.append(f"{pad}count the part of {x} that will be left")
+            case EachTile(body):
+                out += [f"{pad}for each tile:", *_show(body, pad + "  ")]
+            case TakeParts(x):
+                out.append(f"{pad}take parts into {x} as they come")
             case IfLast(x, body):
                 out += [f"{pad}where it was the last of {x}:", *_show(body, pad + "  ")]
             case ResetCount(x):

@@ -40,6 +40,10 @@ Rules, each from the facts of a channel:
 - parts that the last block combines: the agents of the role that left them meet, one counts, they meet again, and where it was the
   last all combine. That comes behind the last tile, for each tile once more: counting waits until what was stored has come to
   where all see it, which no further tile should wait for. The last sets the count back, when every other has counted.
+- marked parts that the last block to begin combines: blocks are counted before their first tile, when launches before have ended;
+  an early launch's role that makes the tiles begins nothing sooner then. Behind the last tile agents know what was counted, if
+  they have met since, and where it was the last all combine. Parts are waited for one by one: they come from blocks that have
+  begun, and wait for nobody before they have left theirs.
 - what is asked for ahead of its use (`Asked`): whoever fills the rings asks, at that fill. Nobody waits for it, for it changes
   nothing that is read; of tiles that blocks share, who finishes them asks. An early launch may ask for what is not constant
   only after its wait: the cache would hold what the launch before has not written yet on its way to memory.
@@ -67,7 +71,9 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountBegun,
     CountPart,
+    EachTile,
     Fetch,
     Finish,
     FoldParts,
@@ -94,6 +100,7 @@ from emmy.codegen.steps import (
     Step,
     Store,
     StoreState,
+    TakeParts,
     TakeSums,
     TurnPass,
     TurnWait,
@@ -367,6 +374,25 @@ def counted(stage: str, role: Role, finish: tuple[Step, ...]) -> tuple[Step, ...
     return meet, CountPart(stage), meet, combine
 
 
+def counted_first(launch: Launch, stages: tuple[str, ...]) -> tuple[Step, ...]:
+    """What a role does before its tiles whose parts are marked: no launch before touches counts any more."""
+    early = (LetNext(), LaunchWait()) if launch.early else ()
+    return (*early, EachTile(tuple(map(CountBegun, stages)))) if stages else ()
+
+
+def taken(stage: str, role: Role, tile: tuple[Step, ...], finish: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Where the block was the last to begin of those whose parts go together, it finishes the stage. tile: the steps before."""
+    combine = IfLast(stage, (Open(stage), TakeParts(stage), *finish, ResetCount(stage)))
+    return (*(() if any(map(_meets, tile)) else (_meeting(role),)), combine)
+
+
+def _meets(s: Step) -> bool:
+    """Whether all agents of a role meet in a step, whatever else they do."""
+    return isinstance(s, BlockSync | RoleSync) or (
+        isinstance(s, For) and s.loop.level in SIDE and any(map(_meets, s.body))
+    )
+
+
 def _meeting(role: Role) -> Step:
     """All agents of the role meet, where no other role computes."""
     return BlockSync() if role.name == SELF else RoleSync()
@@ -488,7 +514,7 @@ def _reaches(plan: Plan, launch: Launch, s: Step) -> bool:
             here = made | {c.value for c in launch.tile.channels}
             loose = (v for v in p.stage(name).reads if v not in here and not p.is_constant(v))
             return not p.stage(name).reduces or any(loose)
-        case Close() | FoldParts() | Store() | StoreState() | Helping() | Owning():
+        case Close() | FoldParts() | TakeParts() | Store() | StoreState() | Helping() | Owning():
             return True
         case _:
             return False

@@ -175,7 +175,7 @@ def _blocks(v: _View) -> Mapping[str, float]:
         units = min(units, v.tile.order.workers)
     waves = ceil(blocks / units)
     state = sum(
-        4.0 * w.parts * prod(upper(v.plan.program.dim(a)) for a in v.plan.program.stage(w.value).axes)
+        4.0 * (1 + w.marked) * w.parts * prod(upper(v.plan.program.dim(a)) for a in v.plan.program.stage(w.value).axes)
         for w in v.plan.workspaces
     ) + sum(handed_bytes(v.plan, la) for la in v.plan.launches)
     shared = v.tile.order.kind == "streamk"

@@ -147,13 +147,21 @@ def shared_bytes(plan: Plan, tile: Tile) -> int:
     """Bytes of shared memory that sums pass through: exchanged ones, shares of folds of the tile's results, counts of parts."""
     stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
     results = (s for s in stages if folds_results(plan.program, tile.works, s))
-    counts = _COUNT * len(parts_left(plan, tile))
+    counts = sum(told_bytes(plan, tile, x) for x in parts_left(plan, tile))
     return exchange_bytes(plan, tile) + sum(statistic_bytes(plan, tile, s) for s in results) + counts
 
 
 def parts_left(plan: Plan, tile: Tile) -> tuple[Workspace, ...]:
     """Of what the tile leaves parts that its last block combines."""
     return tuple(x for x in plan.workspaces if x.by_last and any(w.stage == x.value for w in tile.works))
+
+
+def told_bytes(plan: Plan, tile: Tile, space: Workspace) -> int:
+    """Bytes in which agents are told what was counted: of the tile at hand, or where blocks count first of each that they make."""
+    if not space.marked or tile.order.kind == "static":
+        return _COUNT
+    tiles = prod(plan.count(tile.nest, i) for i in range(tile.n_block_loops))
+    return _COUNT * -(-tiles // tile.order.workers // (_COUNT // 4))
 
 
 def parts_counted(plan: Plan, tile: Tile, stage: str) -> int:

@@ -194,12 +194,14 @@ class Workspace:
     """Monoid state of `value`, one part for each piece of `axis`, left by blocks of one launch for another to combine.
 
     by_last: there is no other; of the blocks whose parts go together, the last to leave one combines them
+    marked:  each part says itself that it is there, so that it is the last to begin instead, which waits for the others' parts
     """
 
     value: str
     axis: str
     parts: int
     by_last: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -446,7 +448,7 @@ def show(plan: Plan) -> str:
         out += _show_launch(plan, la)
     for w in plan.workspaces:
         m = p.stage(w.value).monoid
-        who = ", combined by the last block" if w.by_last else ""
+        who = f", combined by the last block{' to begin' if w.marked else ''}" if w.by_last else ""
         out.append(f"  workspace {w.value} over {w.axis}: {w.parts} parts of {m.name if m else '?'} state{who}")
     return "\n".join(out)
 

@@ -27,7 +27,9 @@ from emmy.codegen.steps import (
     Commit,
     Compute,
     Copy,
+    CountBegun,
     CountPart,
+    EachTile,
     FoldParts,
     For,
     ForHelpers,
@@ -52,6 +54,7 @@ from emmy.codegen.steps import (
     Step,
     Store,
     StoreState,
+    TakeParts,
     TakeSums,
     Together,
     TurnPass,
@@ -306,6 +309,7 @@ PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside on
 }
 ASKED = matmul(50, 40, 72, "f16", "nk", ("residual", "sum_squares")).program()  # rows that the copy engine takes
 LAST = ROWS.replace("k0/splitk(S,2)", "k0/splitk(S,2) k0/finish(S)")
+BEGUN = LAST.replace("finish(S)", "finish(S,begun)")
 PLANS |= {  # parts of rows that the last block combines
     "the last block combines": (STATISTIC, "h200", f"{LAST} k0/specialize(2,40,232) k0/persist(2)"),
     "the last block combines, without roles": (STATISTIC, "h200", f"{LAST} k0/persist(2)"),
@@ -322,6 +326,14 @@ PLANS |= {  # parts of rows that the last block combines
         "k0/stage(A,tma,2) k0/stage(B,tma,2)",
     ),
     "early, the last block combines": (ASKED, "h200", f"{LAST} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
+    "the last to begin combines": (STATISTIC, "h200", f"{BEGUN} k0/specialize(2,40,232) k0/persist(2)"),
+    "the last to begin combines, in turn": (
+        STATISTIC,
+        "h200",
+        "k0/splitk(S,2) k0/finish(S,begun) k0/split(m,grid,16) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(2,40,232) k0/persist(2) k0/pingpong()",
+    ),
+    "early, the last to begin combines": (ASKED, "h200", f"{BEGUN} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
     "early, lanes ask": (
         parse_op("matmul:130x64x88:f16:nk,bias,residual").program(),
         "h200",
@@ -334,7 +346,7 @@ PLANS |= {  # parts of rows that the last block combines
         f"{ROWS} k0/specialize(2,40,232) k0/prefetch(R,4) k0/pdl()",
     ),
 }
-NESTED = For | From | At | Late | Ahead | Together | Helping | Owning | ForHelpers | IfLast
+NESTED = For | From | At | Late | Ahead | Together | Helping | Owning | ForHelpers | EachTile | IfLast
 
 
 @cache
@@ -536,14 +548,14 @@ def _edited(o: Outline, kind: type[Step], at: int, edit: Edit) -> Outline:
                 out.append(s)
         return tuple(out)
 
-    return replace(o, roles=tuple(replace(r, steps=go(r.steps), after=go(r.after)) for r in o.roles))
+    return replace(o, roles=tuple(replace(r, steps=go(r.steps), after=go(r.after), before=go(r.before)) for r in o.roles))
 
 
 def each_step(kind: type[Step], edit: Edit) -> Iterator[Damaged]:
     """Every plan with one step of the kind edited, each in turn."""
     for name in PLANS:
         for o in lower(plan(name)):
-            steps = [s for r in o.roles for s in all_steps((*r.steps, *r.after)) if isinstance(s, kind)]
+            steps = [s for r in o.roles for s in all_steps((*r.steps, *r.after, *r.before)) if isinstance(s, kind)]
             for at, s in enumerate(steps):
                 yield Damaged(name, f"{s} #{at}", _edited(o, kind, at, edit))
 
@@ -661,6 +673,12 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "every share finishes its tile": lambda: each_step(Owning, lambda s: [*s.body]),  # type: ignore[union-attr]
     "a part not counted": lambda: each_step(CountPart, lambda s: []),
     "a part counted twice": lambda: each_step(CountPart, lambda s: [s, s]),
+    "a part that will be left not counted": lambda: each_step(CountBegun, lambda s: []),
+    "a part that will be left counted twice": lambda: each_step(CountBegun, lambda s: [s, s]),
+    "marked parts not taken": lambda: each_step(TakeParts, lambda s: []),
+    "marked parts not waited for": lambda: each_step(TakeParts, lambda s: [FoldParts(s.stage)]),  # type: ignore[union-attr]
+    "marked parts taken twice": lambda: each_step(TakeParts, lambda s: [s, s]),
+    "marked parts not left": lambda: (d for d in each_step(StoreState, lambda s: []) if "begin" in d.plan),
     "every block takes itself for the last": lambda: each_step(IfLast, lambda s: [*s.body]),  # type: ignore[union-attr]
     "the last block goes on": lambda: each_step(IfLast, lambda s: []),
     "a count not reset": lambda: each_step(ResetCount, lambda s: []),

@@ -307,6 +307,32 @@ def numbers() -> Iterator[Probe]:
         block=64,
         smem_bytes=8,
     )
+    yield Probe(  # whichever warp is the first to count waits for words of the other, which it may have left already
+        "marks",
+        """EMMY_KERNEL(64, 1) probe(const u32* in, u32* between, u32* counts, u32* out) {
+  const u32 t = threadIdx.x;
+  u32 x[1], y[2], before[1];
+  for (u32 i = 0; i < 3; ++i) {
+    before[0] = 0u;
+    if (t % 32 == 0) emmy_count_begun(before, counts + i);
+    before[0] = emmy_shfl_idx_u32(before[0], 0u);
+    emmy_ldg_b32(x, in + t);
+    x[0] += i;
+    if (before[0] == 1) emmy_mark_leave(between + t % 32 * 2, x);
+    if (before[0] == 0) {
+      emmy_mark_look(y, between + t % 32 * 2);
+      emmy_mark_await(y, between + t % 32 * 2);
+      emmy_mark_clear(between + t % 32 * 2);
+      x[0] += y[0] * y[1];
+      emmy_stg_b32(out + i * 32 + t % 32, x);
+      if (t % 32 == 0) emmy_flag_lower(counts + i);
+    }
+    emmy_syncthreads();
+  }
+}""",
+        lambda: [words(64), zeros(64), zeros(3), zeros(96)],
+        block=64,
+    )
     # Which lane is elected is the hardware's choice: how many are, in each warp, twice, and how many both times.
     yield Probe(
         "elect",

@@ -155,6 +155,53 @@ HELPERS: tuple[Helper, ...] = (
         asm("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;", '"=r"(before[0])', '"l"(p)', memory=True),
         "before[0] = emu::count(p, site);",
     ),
+    # The same, of what they will leave: no access is ordered by it.
+    Helper(
+        "count_begun",
+        "void count_begun(u32* before, void* p)",
+        f"{_SYNC}: atom.relaxed",
+        asm("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;", '"=r"(before[0])', '"l"(p)', memory=True),
+        "before[0] = emu::count_begun(p, site);",
+    ),
+    # 8 bytes in memory: a word, and whether it is there. They come and go at once (PTX ISA: Memory Consistency Model: scalar accesses).
+    _plain(
+        "mark_leave",
+        "void* p, const u32* word",
+        f"{_ST}: st.relaxed: the word, and that it is there",
+        "{\n.reg .b64 both;\nmov.b64 both, {%1, %2};\nst.relaxed.gpu.global.b64 [%0], both;\n}",
+        '"l"(p), "r"(word[0]), "r"(1)',
+        "emu::mark_leave(p, word[0], site);",
+        AMPERE,
+    ),
+    Helper(
+        "mark_look",
+        "void mark_look(u32* words, const void* p)",
+        f"{_LD}: ld.relaxed: the word, and whether it is there",
+        asm(
+            "{\n.reg .b64 both;\nld.relaxed.gpu.global.b64 both, [%2];\nmov.b64 {%0, %1}, both;\n}",
+            '"=r"(words[0]), "=r"(words[1])',
+            '"l"(p)',
+            memory=True,
+        ),
+        "emu::mark_look(words, p, site);",
+    ),
+    Helper(
+        "mark_await",
+        "void mark_await(u32* words, const void* p)",
+        f"{_LD}: ld.relaxed: returns once the word is there, at once if it was when looked at last",
+        "while (!words[1]) emmy_mark_look(words, p);",
+        "emu::mark_await(words, p, site);",
+        uses=("mark_look",),
+    ),
+    _plain(
+        "mark_clear",
+        "void* p",
+        f"{_ST}: st.relaxed: the word is not there",
+        "st.relaxed.gpu.global.b64 [%0], %1;",
+        '"l"(p), "l"(0ll)',
+        "emu::mark_clear(p, site);",
+        AMPERE,
+    ),
     Helper(
         "assume",
         "void assume(bool so)",

@@ -1,4 +1,4 @@
-"""finish: the last block to leave its part of a statistic combines all parts, so that no launch has to come behind."""
+"""finish: the last block of those that leave parts of a statistic combines all, so that no launch has to come behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import ClassVar
 from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.plan import Launch, Plan, folds_results
 from emmy.ir.target import Target
+
+_BEGUN = "begun"
 
 
 @register
@@ -22,23 +24,30 @@ class Finish(Move):
     Where `combine` of a monoid runs is a choice like any other. Blocks count their parts in memory (PTX ISA: atom.acq_rel);
     nobody waits, parts are combined in one order whoever is last, and the last sets the count back, so that launches may be
     repeated. Comes right after splitk. Refuses parts of what is no statistic of the launch's own results.
+
+    finish(S,begun): blocks are counted before their first tile instead, and it is the last to begin that combines. A part is
+    then left with a mark in the same 8 bytes, so that nobody waits for what else a block has stored on its way to memory; only
+    the block that combines waits, for parts of blocks that have begun.
     """
 
     out: str
+    when: str | None = None
     name: ClassVar[str] = "finish"
     phase: ClassVar[int] = 11
     commutes: ClassVar[bool] = True
 
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
-        left = (cls(la.name, None, w.stage) for la in plan.launches for w in la.tile.works if not w.combine)
-        return legal_sites(left, plan, target)
+        left = [(la.name, w.stage) for la in plan.launches for w in la.tile.works if not w.combine]
+        return legal_sites((cls(la, None, x, when) for la, x in left for when in (None, _BEGUN)), plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
         if missing:
             return missing
         la, space = plan.launch(self.launch), plan.workspace(self.out)
+        if self.when not in (None, _BEGUN):
+            return f"blocks are counted when they have left their part, or {_BEGUN}, not {self.when}: 2 ways"
         if target.is_cpu:
             return f"{target.name} has no blocks of threads: finish counts those that left their part of {self.out}"
         if space is None or all(w.combine or w.stage != self.out for w in la.tile.works):
@@ -68,7 +77,8 @@ class Finish(Move):
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         launches = tuple(x for x in plan.launches if x != _combining(plan, self.out))
-        spaces = (replace(x, by_last=True) if x.value == self.out else x for x in plan.workspaces)
+        how = {"by_last": True, "marked": self.when == _BEGUN}
+        spaces = (replace(x, **how) if x.value == self.out else x for x in plan.workspaces)
         return replace(plan, launches=launches, workspaces=tuple(spaces))
 
 

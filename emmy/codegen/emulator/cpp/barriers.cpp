@@ -226,6 +226,45 @@ u32 count(void* p, const Site& site) {
   return (*word)++;
 }
 
+u32 count_begun(void* p, const Site& site) {
+  u32* word = flag_at(p, true, "atom.relaxed", site);
+  ++run.stats.atomics;
+  return (*word)++;
+}
+
+// ---- words with a mark beside them that says that they are there. Nobody knows anything else by them.
+static u32* mark_at(const void* p, bool store, const char* op, const Site& site) {
+  tick(site);
+  run.now->op = op;
+  return static_cast<u32*>(global_at(p, 8, store, op));
+}
+
+void mark_leave(void* p, u32 word, const Site& site) {
+  u32* words = mark_at(p, true, "st.relaxed", site);
+  if (words[1]) fail("race", "a word is left at %p, where one is that nobody has taken", p);
+  words[0] = word;
+  words[1] = 1;
+  run.stats.global_store_bytes += 8;
+}
+
+void mark_look(u32* words, const void* p, const Site& site) {
+  memcpy(words, mark_at(p, false, "ld.relaxed", site), 8);
+  run.stats.global_load_bytes += 8;
+}
+
+void mark_await(u32* words, const void* p, const Site& site) {
+  const u32* there = mark_at(p, false, "the wait for a word", site);
+  if (words[1]) return;
+  run.now->flag = there + 1;
+  if (!there[1]) pause(AT_FLAG);
+  memcpy(words, there, 8);
+}
+
+void mark_clear(void* p, const Site& site) {
+  u32* words = mark_at(p, true, "st.relaxed", site);
+  words[0] = words[1] = 0;
+}
+
 void fence_async(const Site& site) {
   tick(site);
   Thread& me = *run.now;

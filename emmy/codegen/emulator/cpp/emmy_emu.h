@@ -78,6 +78,11 @@ void flag_raise(void* p, const Site& site);
 void flag_await(const void* p, const Site& site);
 void flag_lower(void* p, const Site& site);
 u32 count(void* p, const Site& site);
+u32 count_begun(void* p, const Site& site);
+void mark_leave(void* p, u32 word, const Site& site);
+void mark_look(u32* words, const void* p, const Site& site);
+void mark_await(u32* words, const void* p, const Site& site);
+void mark_clear(void* p, const Site& site);
 
 // ---- bulk copies
 void tma_load(u32 to, const emmy_tensormap* map, u32 bar, const int* at, u32 rank, u32 mask, bool multicast, const Site& site);
