@@ -164,7 +164,9 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     ]  # in turn, they do the same on other tiles
     mine = rows(w, w.rows) if w.rows else None
     steps = [_Expand(w, replace(rings, leader=_leader(r.role, rings)), shares, mine).steps(r.steps) for r in roles]
-    around = [(x.before(r.before, tiles), x.steps(r.after) if r.after else ()) for r in roles for x in (_Expand(w, rings),)]
+    around = [
+        (x.before(r.before, tiles), x.steps(r.after) if r.after else ()) for r in roles for x in (_Expand(w, rings),)
+    ]
     after = [behind for _, behind in around]
     if shares:
         bodies = [shares.walked(stmts) for stmts in steps]
@@ -198,6 +200,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         body,
         cluster=w.cluster,
         together=shares is not None or any(after),
+        resident=shares is not None,
         early=early,
     )
 

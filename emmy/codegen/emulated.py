@@ -68,7 +68,7 @@ def _launch(
     late = [memory[name] for name in touched if k.early and not _is_constant(unit.plan.program, name)]
     return emulate(
         unit.text, k.name, (evaluated(k.blocks, syms),), (k.threads,), k.smem_bytes, everything,
-        cluster=(k.cluster,), seed=seed, eager=eager, together=k.together, late=late,
+        cluster=(k.cluster,), seed=seed, eager=eager, together=k.together, few=not k.resident, late=late,
     ).stats  # fmt: skip
 
 

@@ -165,7 +165,9 @@ def _run_counting(clusters: list[list[Cta]], rng: random.Random) -> None:
             )
     for name, b in ((x.value, b) for x in ctas[0].outline.plan.workspaces if x.marked for b in ctas[0].parts(x)):
         if any(not np.isnan(x.data).all() for x in b.values()):
-            raise PlanError(f"{ctas[0].outline.launch.name} ends with parts of {name} marked: the next launch would take them")
+            raise PlanError(
+                f"{ctas[0].outline.launch.name} ends with parts of {name} marked: the next launch would take them"
+            )
 
 
 def _deal(outline: Outline, env: Env) -> list[list[Env]]:

@@ -302,7 +302,9 @@ class Works(ABC):
             found = {c: (b.axes, b.data[b.window(self.env)]) for c, b in blocks.items()}
             while any(np.isnan(x).any() for _, x in found.values()):
                 yield True
-            self.join(name, self.accumulators(name), self.env, {c: Named(axes, x.copy()) for c, (axes, x) in found.items()})
+            self.join(
+                name, self.accumulators(name), self.env, {c: Named(axes, x.copy()) for c, (axes, x) in found.items()}
+            )
             for _, x in found.values():
                 x[...] = np.nan
 

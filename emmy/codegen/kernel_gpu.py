@@ -181,7 +181,7 @@ class GpuKernel:
     """One launch of `blocks` x `threads`. Its parameters: tensor maps, then buffers, then sizes of symbols (32-bit).
 
     cluster: so many neighbouring blocks form a cluster
-    together: blocks pass data to one another, at any time
+    together: blocks pass data to one another, at any time; resident: to blocks that have not begun, too
     early:   it may begin before the launch before it has ended, and waits by itself
     """
 
@@ -196,6 +196,7 @@ class GpuKernel:
     body: tuple[Stmt, ...]
     cluster: int = 1
     together: bool = False
+    resident: bool = False
     early: bool = False
 
     def __str__(self) -> str:

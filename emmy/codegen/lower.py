@@ -165,7 +165,9 @@ class _Walk:
             space, finish = self.plan.workspace(w.stage), (Close(w.stage), *self.store(w))
             if w.stage in self.role.works and space and space.by_last:
                 marked = w.stage in self.marked
-                out += sync.taken(w.stage, self.role, tile, finish) if marked else sync.counted(w.stage, self.role, finish)
+                out += (
+                    sync.taken(w.stage, self.role, tile, finish) if marked else sync.counted(w.stage, self.role, finish)
+                )
         return tuple(out)
 
     def nest(self, i: int, works: tuple[Work, ...]) -> tuple[Step, ...]:

@@ -548,7 +548,9 @@ def _edited(o: Outline, kind: type[Step], at: int, edit: Edit) -> Outline:
                 out.append(s)
         return tuple(out)
 
-    return replace(o, roles=tuple(replace(r, steps=go(r.steps), after=go(r.after), before=go(r.before)) for r in o.roles))
+    return replace(
+        o, roles=tuple(replace(r, steps=go(r.steps), after=go(r.after), before=go(r.before)) for r in o.roles)
+    )
 
 
 def each_step(kind: type[Step], edit: Edit) -> Iterator[Damaged]:

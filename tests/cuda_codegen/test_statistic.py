@@ -104,7 +104,8 @@ LAST[f"{EARLY}, early"] = replace(LAST[EARLY], schedule=f"{LAST[EARLY].schedule}
 
 # The same by the last block to begin, which waits for the others' marked parts.
 LAST |= {
-    f"{name}, begun": replace(run, schedule=run.schedule.replace("finish(S)", "finish(S,begun)")) for name, run in LAST.items()
+    f"{name}, begun": replace(run, schedule=run.schedule.replace("finish(S)", "finish(S,begun)"))
+    for name, run in LAST.items()
 }
 QUICK = ("warps share rows", "groups walk", "cut off", "warps share rows, begun", "in turn, begun")
 

@@ -54,6 +54,7 @@ def emulate(
     seed: int = 0,
     eager: bool = False,
     together: bool = False,
+    few: bool = False,
     late: Sequence[Array] = (),
     budget: int = _BUDGET,
 ) -> EmuResult:
@@ -63,6 +64,7 @@ def emulate(
     args:    in the kernel's order: arrays (pointers), tensor maps, ints, floats (f32) and numpy scalars
     eager:   asynchronous copies take effect at once, not at the last moment
     together: blocks wait for one another: all are there at once, and what they write in arrays must be ordered
+    few:     of these, 1 + seed at a time, unless eager: the next begins where one has ended
     late:    arrays that a grid before this one writes: they may be read after griddepcontrol.wait only
     budget:  helper calls after which the run is given up
 
@@ -74,7 +76,7 @@ def emulate(
     if arity != len(args):
         raise UsageError(f"kernel {kernel} takes {arity} arguments, got {len(args)}")
     launch = _Launch(
-        _three(grid), _three(block), _three(cluster), smem_bytes, seed, int(eager), int(together), budget=budget
+        _three(grid), _three(block), _three(cluster), smem_bytes, seed, int(eager), int(together), int(few and not eager), budget=budget
     )
     _check_shape(launch)
     arrays = _arrays(args)
@@ -184,6 +186,7 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_uint32),
         ("eager", ctypes.c_uint32),
         ("together", ctypes.c_uint32),
+        ("few", ctypes.c_uint32),
         ("n_arrays", ctypes.c_uint32),
         ("n_arguments", ctypes.c_uint32),
         ("budget", ctypes.c_uint64),

@@ -203,10 +203,14 @@ static void run_cluster(Cluster& c) {
   // Seed 0 goes in order. Odd seeds always run the warp of highest priority that can move, even ones go round by chance.
   const bool greedy = run.seed & 1;
   if (run.seed) std::shuffle(turns.begin(), turns.end(), run.chance);
+  const size_t groups = c.barriers.size(), room = run.few ? 1 + run.seed % groups : groups;
   while (c.live && run.error.empty()) {
     bool ran = false;
+    size_t begun = room;                       // where few have room, a block begins when one before it has ended
+    for (const Rendezvous& r : c.barriers) begun += !r.live;
     if (run.seed && !greedy) std::shuffle(turns.begin(), turns.end(), run.chance);
     for (size_t i = 0; i < turns.size() && run.error.empty(); ++i) {
+      if (turns[i].block->starts >= begun) continue;
       const bool moved = run_warp(*turns[i].block, turns[i].warp);
       ran = ran || moved;
       if (moved && greedy && i) break;         // back to the highest priority
@@ -235,6 +239,9 @@ static void start(Cluster& c, Dim3 first, char* stacks) {
   c.flights.clear();
   c.barriers = std::vector<Rendezvous>(n_blocks / run.cluster_blocks);
   run.cluster = &c;
+  std::vector<u32> order(c.barriers.size());
+  for (u32 i = 0; i < order.size(); ++i) order[i] = i;
+  if (run.few && run.seed) std::shuffle(order.begin(), order.end(), run.chance);
   for (u32 r = 0; r < n_blocks; ++r) {
     Block& b = c.blocks[r];
     b.cluster = &c;
@@ -242,6 +249,7 @@ static void start(Cluster& c, Dim3 first, char* stacks) {
     b.first = &c.blocks[r - b.rank];
     b.barrier = &c.barriers[r / run.cluster_blocks];
     b.barrier->live += n;
+    b.starts = order[r / run.cluster_blocks];
     b.index = {first.x + r % s.x, first.y + r / s.x % s.y, first.z + r / (s.x * s.y)};
     b.threads = &c.threads[size_t(r) * n];
     b.n = b.live = n;
@@ -316,7 +324,7 @@ static bool canary_lives(const Array& a) {
 struct EmuArray { void* data; u64 bytes; int writable, late; };
 struct EmuArgument { int kind, array; u64 offset; unsigned char bytes[128]; };  // kind 0: a value, 1: a pointer, 2: a tensor map
 struct EmuLaunch {
-  u32 grid[3], block[3], cluster[3], smem_bytes, seed, eager, together, n_arrays, n_arguments;
+  u32 grid[3], block[3], cluster[3], smem_bytes, seed, eager, together, few, n_arrays, n_arguments;
   u64 budget;
   EmuArray* arrays;
   EmuArgument* arguments;
@@ -333,6 +341,7 @@ extern "C" const char* emmy_emu_run(void (*kernel)(void**), const EmuLaunch* lau
   run = Run{};
   run.grid = {launch->grid[0], launch->grid[1], launch->grid[2]};
   run.block = {launch->block[0], launch->block[1], launch->block[2]};
+  run.few = launch->few;
   run.together = launch->together;             // blocks are side by side as those of a cluster are; neighbours along x form clusters
   run.cluster_blocks = launch->cluster[0] * launch->cluster[1] * launch->cluster[2];
   run.cluster_shape = run.together ? run.grid : Dim3{launch->cluster[0], launch->cluster[1], launch->cluster[2]};

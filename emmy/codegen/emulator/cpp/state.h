@@ -107,7 +107,7 @@ struct Warp { u32 arrived = 0; u32 order[32]; std::unordered_map<u64, SiteLog> s
 struct Cluster;
 struct Block {
   Cluster* cluster; Block* first; Rendezvous* barrier; u32 rank; Dim3 index;  // first, barrier: of its hardware's cluster, in which it has the rank
-  Thread* threads; u32 n, live; bool exited = false;
+  Thread* threads; u32 n, live, starts = 0; bool exited = false;  // starts: how many of the hardware's clusters begin before its own
   std::vector<u8> smem; std::vector<Cell> cells;
   std::unordered_map<u32, Mbar> mbars;
   Named named[16]; u32 at_block = 0;
@@ -136,7 +136,7 @@ struct Stats {
 struct Array { u8* base; u64 bytes; bool writable, late; u8* mapping; u64 mapping_bytes; std::vector<Cell> cells; };  // cells: of one that is watched
 struct Run {
   Thread* now = nullptr; Fiber home; Cluster* cluster = nullptr;
-  std::string error; Stats stats; std::mt19937 chance; u32 seed = 0; bool eager = false, together = false;  // together: every block of the grid at once
+  std::string error; Stats stats; std::mt19937 chance; u32 seed = 0; bool eager = false, together = false, few = false;  // together: every block of the grid at once; few: some of them at a time
   Dim3 grid{}, block{}, cluster_shape{}; u32 cluster_blocks = 1, smem_bytes = 0; u64 budget = 0;
   std::vector<Array> arrays;
   std::unordered_map<const void*, Clock> flags;  // what the last store.release to a word announces
