@@ -327,12 +327,6 @@ PLANS |= {  # parts of rows that the last block combines
     ),
     "early, the last block combines": (ASKED, "h200", f"{LAST} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
     "the last to begin combines": (STATISTIC, "h200", f"{BEGUN} k0/specialize(2,40,232) k0/persist(2)"),
-    "the last to begin combines, in turn": (
-        STATISTIC,
-        "h200",
-        "k0/splitk(S,2) k0/finish(S,begun) k0/split(m,grid,16) k0/split(k,serial,16) k0/stage(A,tma,2) k0/stage(B,tma,2) "
-        "k0/specialize(2,40,232) k0/persist(2) k0/pingpong()",
-    ),
     "early, the last to begin combines": (ASKED, "h200", f"{BEGUN} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
     "early, lanes ask": (
         parse_op("matmul:130x64x88:f16:nk,bias,residual").program(),

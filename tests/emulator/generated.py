@@ -158,7 +158,11 @@ GENERATED: dict[str, tuple[str, str]] = {
     ),
 }
 
-AGAIN = ("shares", "counted statistic", "begun statistic")  # launched twice, on the flags and counts that the first leaves
+AGAIN = (
+    "shares",
+    "counted statistic",
+    "begun statistic",
+)  # launched twice, on the flags and counts that the first leaves
 
 
 @cache

@@ -76,7 +76,15 @@ def emulate(
     if arity != len(args):
         raise UsageError(f"kernel {kernel} takes {arity} arguments, got {len(args)}")
     launch = _Launch(
-        _three(grid), _three(block), _three(cluster), smem_bytes, seed, int(eager), int(together), int(few and not eager), budget=budget
+        _three(grid),
+        _three(block),
+        _three(cluster),
+        smem_bytes,
+        seed,
+        int(eager),
+        int(together),
+        int(few and not eager),
+        budget=budget,
     )
     _check_shape(launch)
     arrays = _arrays(args)

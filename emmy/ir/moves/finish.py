@@ -77,8 +77,8 @@ class Finish(Move):
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         launches = tuple(x for x in plan.launches if x != _combining(plan, self.out))
-        how = {"by_last": True, "marked": self.when == _BEGUN}
-        spaces = (replace(x, **how) if x.value == self.out else x for x in plan.workspaces)
+        marked = self.when == _BEGUN
+        spaces = (replace(x, by_last=True, marked=marked) if x.value == self.out else x for x in plan.workspaces)
         return replace(plan, launches=launches, workspaces=tuple(spaces))
 
 
