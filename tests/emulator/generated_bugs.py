@@ -666,7 +666,7 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     ),
     *_bugs(
         "begun statistic",
-        ("parts are not waited for", r"^ +emmy_mark_await.*\n", "", "wrong"),
+        ("parts are not waited for", r"emmy_marks_await<1>\((.*), \d+\);", r"emmy_mark_look(\1);", "wrong"),
         ("parts stay where they are", r"^ +emmy_mark_clear.*\n", "", "race"),
         ("a part is left without its mark", r"emmy_mark_leave\(", "emmy_stg_b32(", "deadlock"),
         ("both lanes of a row take the same parts", r"\(lane & 1\) \* 100", "0 * 100", "deadlock wrong race"),

@@ -311,26 +311,35 @@ def numbers() -> Iterator[Probe]:
         "marks",
         """EMMY_KERNEL(64, 1) probe(const u32* in, u32* between, u32* counts, u32* out) {
   const u32 t = threadIdx.x;
-  u32 x[1], y[2], before[1];
+  u32 x[1], y[4], z[2], before[1];
   for (u32 i = 0; i < 3; ++i) {
     before[0] = 0u;
     if (t % 32 == 0) emmy_count_begun(before, counts + i);
     before[0] = emmy_shfl_idx_u32(before[0], 0u);
     emmy_ldg_b32(x, in + t);
     x[0] += i;
-    if (before[0] == 1) emmy_mark_leave(between + t % 32 * 2, x);
+    z[0] = i + 7u;
+    if (before[0] == 1) {
+      emmy_mark_leave(between + t % 32 * 2, x);
+      emmy_mark_leave(between + t % 32 * 2 + 64, z);
+    }
     if (before[0] == 0) {
-      emmy_mark_look(y, between + t % 32 * 2);
-      emmy_mark_await(y, between + t % 32 * 2);
+      emmy_marks_await<2>(y, between + t % 32 * 2, 256);
       emmy_mark_clear(between + t % 32 * 2);
-      x[0] += y[0] * y[1];
+      emmy_mark_clear(between + t % 32 * 2 + 64);
+      if (i == 2) {  // nobody leaves a third
+        emmy_mark_leave(between + t % 32 * 2, x);
+        emmy_mark_look(z, between + t % 32 * 2);
+        emmy_mark_clear(between + t % 32 * 2);
+      }
+      x[0] += y[0] * y[1] + y[2] * y[3];
       emmy_stg_b32(out + i * 32 + t % 32, x);
       if (t % 32 == 0) emmy_flag_lower(counts + i);
     }
     emmy_syncthreads();
   }
 }""",
-        lambda: [words(64), zeros(64), zeros(3), zeros(96)],
+        lambda: [words(64), zeros(128), zeros(3), zeros(96)],
         block=64,
     )
     # Which lane is elected is the hardware's choice: how many are, in each warp, twice, and how many both times.

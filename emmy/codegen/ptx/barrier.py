@@ -185,12 +185,17 @@ HELPERS: tuple[Helper, ...] = (
         ),
         "emu::mark_look(words, p, site);",
     ),
+    # One by one, each that is not there yet would be waited for anew.
     Helper(
-        "mark_await",
-        "void mark_await(u32* words, const void* p)",
-        f"{_LD}: ld.relaxed: returns once the word is there, at once if it was when looked at last",
-        "while (!words[1]) emmy_mark_look(words, p);",
-        "emu::mark_await(words, p, site);",
+        "marks_await",
+        "void marks_await(u32* words, const void* p, int apart)",
+        f"{_LD}: ld.relaxed: N words, so many bytes apart, each and its mark; returns once all are there",
+        "#pragma unroll\nfor (int i = 0; i < N; ++i) emmy_mark_look(words + 2 * i, (const u8*)p + (i64)i * apart);\n"
+        "for (;;) {\n  u32 all = 1u;\n  #pragma unroll\n  for (int i = 0; i < N; ++i) all &= words[2 * i + 1];\n"
+        "  if (all) break;\n  #pragma unroll\n  for (int i = 0; i < N; ++i)\n"
+        "    if (!words[2 * i + 1]) emmy_mark_look(words + 2 * i, (const u8*)p + (i64)i * apart);\n}",
+        "for (int i = 0; i < N; ++i) emu::mark_await(words + 2 * i, (const u8*)p + (i64)i * apart, site);",
+        template="int N",
         uses=("mark_look",),
     ),
     _plain(
