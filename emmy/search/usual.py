@@ -11,7 +11,7 @@ from emmy.ir.moves import Move
 from emmy.ir.moves.lifted_tiles import lifted, sharing
 from emmy.ir.moves.split import Split
 from emmy.ir.moves.splitk import SplitK
-from emmy.ir.plan import Launch, Plan
+from emmy.ir.plan import Launch, Plan, folds_results
 from emmy.ir.program import Stage, upper
 from emmy.ir.row_tiles import row_axes
 from emmy.ir.target import Target
@@ -38,7 +38,11 @@ def usual(move: Move, plan: Plan, target: Target) -> int | None:
         case Split():
             return _step(move, plan, plan.launch(move.launch), target)
         case SplitK():
-            return target.n_sms // tiles(plan, plan.program.stage(move.out))
+            s = plan.program.stage(move.out)
+            rows = len(s.axes) < 2 or folds_results(plan.program, plan.launch(move.launch).tile.works, s)
+            if rows:  # a part is a block's columns
+                return -(-upper(plan.program.dim(s.folded[0])) // _TILE["grid"])
+            return target.n_sms // tiles(plan, s)
         case _:
             return None
 

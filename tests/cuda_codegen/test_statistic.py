@@ -191,6 +191,11 @@ def random_run(seed: int) -> Run:
     return Run(op, gpu, schedule, (), rng.choice(("normal", "integer")), rng.choice((0, 1, 2)))
 
 
+def test_a_search_draws_each_way_to_combine_parts():
+    drawn = {word for seed in (8, 26) for word in random_run(seed).schedule.split()}
+    assert {"k0/finish(S)", "k0/finish(S,begun)"} <= drawn
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 def test_a_random_schedule_is_right(seed: int):
