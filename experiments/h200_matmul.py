@@ -36,7 +36,7 @@ from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.exchange import export_shard
 from emmy.ir.target import load_target
 from emmy.measure.journal import Journal, closed_journals, is_live, open_journals
-from emmy.measure.measurer import Measurer
+from emmy.measure.measurer import Heat, Measurer
 from emmy.measure.served import ServedMeasurer, serve
 from emmy.records import Candidate, Device, Measurement
 from emmy.search.tuner import TuneResult
@@ -94,8 +94,8 @@ class WithoutRace(Measurer):
     def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
         yield from self._measurer.stream(candidates, best_us)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
-        return []
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
+        return Heat((), ())
 
 
 def search(args: argparse.Namespace) -> int:
@@ -194,11 +194,11 @@ class Counting(Measurer):
             self._tally.add(row)
             yield row
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
-        rows = self._measurer.race(candidates, rounds, against)
-        for row in rows:
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
+        found = self._measurer.heat(op, schedules, rivals, rounds)
+        for row in found.rows:
             self._tally.add(row)
-        return rows
+        return found
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import log2
 from statistics import median
 
-from emmy.measure.measurer import Measurer, speedup
+from emmy.measure.measurer import Heat, Measurer, Rivalled, speedup
 from emmy.records import Candidate, Device, Measurement, Protocol, Status
 
 _MOVE = re.compile(r"(?P<path>\S+)\((?P<args>[^()]*)\)")
@@ -53,8 +53,9 @@ class FakeMeasurer(Measurer):
             self.n_measured += 1
             yield self._row(candidate)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
-        return [self._raced(row) for row in self.stream(candidates)]
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
+        rows = tuple(self._raced(row) for row in self.stream([Candidate(op, s) for s in schedules]))
+        return Heat(rows, tuple(Rivalled(x, x or "fake", "ok", "", self._stock_us(op)) for x in rivals))
 
     def time_us(self, candidate: Candidate) -> float:
         """The time the formula gives, faults aside."""
@@ -88,11 +89,14 @@ class FakeMeasurer(Measurer):
     def _raced(self, row: Measurement) -> Measurement:
         if row.status != "ok":
             return row
-        stock_us = [150.0 * (1 + self._unit(f"op {row.op}"))] * len(row.samples_us)
+        stock_us = self._stock_us(row.op)
         ratio = speedup(row.samples_us, stock_us)
         assert ratio is not None
         static = {**row.static, "speedup": ratio.median, "speedup_low": ratio.low, "speedup_high": ratio.high}
         return replace(row, baseline_us=median(stock_us), baseline="fake", static=static)
+
+    def _stock_us(self, op: str) -> tuple[float, ...]:
+        return (150.0 * (1 + self._unit(f"op {op}")),) * 7
 
     def _status(self, candidate: Candidate) -> Status:
         if candidate.schedule in self.faults:

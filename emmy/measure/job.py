@@ -19,7 +19,7 @@ from emmy.measure import timing
 from emmy.measure.answers import Verdict
 from emmy.measure.check import Checker, TooSlow, operands
 from emmy.measure.device import Buffer, Device, Runnable
-from emmy.measure.protocol import FAULTED, LOST, STOCK, Job, Outcome, Report
+from emmy.measure.protocol import FAULTED, LOST, STOCK, Job, Outcome, Report, Rival
 from emmy.measure.references import Case
 from emmy.measure.timing import Participant
 
@@ -113,21 +113,23 @@ class Jobs:
                 outcomes[index] = Outcome("correctness", verdict.wrong, verdict.error_norm)
             else:
                 passed[index] = (plan, verdict)
-        stock = self._stock(bench, job.against) if job.stock and passed else None
-        if stock is not None:
-            _, kernel, verdict = stock
+        named: dict[int, str] = {}  # of the rivals, which come after the libraries
+        for place, asked in enumerate(job.rivals if passed or not job.libraries else ()):
+            if (stock := self._stock(bench, place, asked)) is None:
+                continue
+            index = len(job.libraries) + place
+            named[index], kernel, verdict = stock
             if verdict.wrong:
-                outcomes[len(job.libraries)] = Outcome("correctness", verdict.wrong, verdict.error_norm)
+                outcomes[index] = Outcome("correctness", verdict.wrong, verdict.error_norm)
             else:
-                passed[len(job.libraries)] = kernel, verdict
+                passed[index] = kernel, verdict
         timed = self._time(bench, job, passed)
         outcomes |= timed.outcomes
         own = tuple(outcomes[i] for i in range(len(job.libraries)))
         return Report(
             job.id,
             own,
-            stock=outcomes.get(len(job.libraries)),
-            stock_name=stock[0] if stock else "",
+            rivals=tuple(Rival(job.rivals[i - len(job.libraries)], name, outcomes[i]) for i, name in named.items()),
             cpu_s=time.process_time() - begin_s,
             displaced=timed.displaced,
             switches=timed.switches,
@@ -159,12 +161,12 @@ class Jobs:
 
         return announce
 
-    def _stock(self, bench: Workbench, against: str) -> tuple[str, Runnable, Verdict] | None:
+    def _stock(self, bench: Workbench, place: int, against: str) -> tuple[str, Runnable, Verdict] | None:
         """The stock kernel and what its answer is worth: a ratio to a kernel that computes something else is none."""
         if against not in bench.stocks:
-            self._announce("loading the stock kernel", STOCK, bench.host_limit_s)
+            self._announce("loading the stock kernel", STOCK - place, bench.host_limit_s)
             found = self.device.stock(bench.op, against)
-            self._announce("checking the stock kernel", STOCK, bench.host_limit_s)
+            self._announce("checking the stock kernel", STOCK - place, bench.host_limit_s)
             bench.stocks[against] = (*found, _try_stock(bench, found[1])) if found else None
         return bench.stocks[against]
 
@@ -212,7 +214,7 @@ class Jobs:
         for name in bench.op.program().outputs:
             warm[name].poison()
         self.device.time_ns([p.calls[0]])
-        is_stock = index == len(job.libraries)
+        is_stock = index >= len(job.libraries)
         self._announce("comparing after timing", -1, bench.host_limit_s)
         verdict = bench.checker.compare(bench.case, warm, "f32" if is_stock else _sums(job, index))
         if verdict.wrong and not is_stock:

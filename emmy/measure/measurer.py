@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
 from typing import Self
 
-from emmy.records import Candidate, Device, Measurement
+from emmy.errors import UsageError
+from emmy.records import Candidate, Device, Measurement, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Rivalled:
+    """What a stock kernel did in turns with candidates. `asked`: its name in the call; `name`: which one it is.
+
+    Not ok: it does not compute the op here, or ended the worker, and `message` says so. The rest is as in a row.
+    """
+
+    asked: str
+    name: str
+    status: Status
+    message: str = ""
+    samples_us: tuple[float, ...] = ()
+    warm_us: float | None = None
+    sustained_us: float | None = None
+    error_norm: float | None = None
+    contended: bool = False
+    static: Mapping[str, float] = field(default_factory=dict)
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """What came of schedules and stock kernels that took turns in one process: rows in order, and the rivals there are."""
+
+    rows: tuple[Measurement, ...]
+    rivals: tuple[Rivalled, ...]
 
 
 class Measurer(ABC):
@@ -29,15 +59,21 @@ class Measurer(ABC):
         """
 
     @abstractmethod
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
-        """Rows in order for candidates of *one* op, timed in turns with each other and with the stock kernel.
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
+        """Schedules of one op and stock kernels, timed in turns with one another in one process.
 
-        against: which stock kernel, by its name, such as "torch.compile"; "" for the usual.
+        rivals: stock kernels by name, such as "torch.compile" (`emmy.measure.rivals`); "" for the usual
 
-
-        Where there is a stock kernel, each row carries its median as `baseline_us` and, as static facts, the ratio
+        Where the first of the rivals is there, each row carries its median as `baseline_us` and, as static facts, the ratio
         over the rounds: `speedup` (above 1: the candidate wins), `speedup_low` and `speedup_high`.
         """
+
+    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
+        """Rows in order for candidates of *one* op, from a heat with one rival: `against`, by its name."""
+        ops = sorted({c.op for c in candidates})
+        if len(ops) > 1:
+            raise UsageError(f"a race is between schedules of one op, got {', '.join(ops)}")
+        return list(self.heat(ops[0], [c.schedule for c in candidates], (against,), rounds).rows) if ops else []
 
     def measure(self, candidates: Sequence[Candidate], best_us: float | None = None) -> list[Measurement]:
         """All rows of `stream`."""

@@ -15,7 +15,9 @@ from emmy.ir.ops.op import Accumulate
 
 VERSION = 1
 # Exit codes of a worker that gives up by itself; the last it prints says why.
-STOCK = -2  # in the place of a library's number: what is raced against is loaded or checked
+STOCK = (
+    -2
+)  # in the place of a library's number: the first of the rivals is loaded or checked; of the next it is one less
 FAULTED, LOST = 81, 82  # a candidate made the device unusable for this process; the device failed
 
 
@@ -29,8 +31,7 @@ class Job:
     run_limit_s: float  # longer than this for one run is a hang
     samples: int = 7
     thorough: bool = False  # always all samples; otherwise slow or hopeless candidates get fewer
-    stock: bool = False  # time the stock kernel among them
-    against: str = ""  # which one, by its name; "" = the usual
+    rivals: tuple[str, ...] = ()  # stock kernels to time among them, by name; "" = the usual
     best_us: float | None = None  # the best time known for the op
     patience_s: float | None = None  # a candidate whose run took longer is given up, though it came back
     accumulate: tuple[Accumulate, ...] = ()  # how each library keeps its sums; () = all in f32
@@ -43,7 +44,7 @@ class Job:
         """The job a line holds. The worker trusts its parent, so that a bad line is a bug (KeyError, TypeError)."""
         raw = json.loads(line)
         assert raw.pop("v") == VERSION
-        return cls(**{**raw, "libraries": tuple(raw["libraries"]), "accumulate": tuple(raw["accumulate"])})
+        return cls(**{**raw, **{k: tuple(raw[k]) for k in ("libraries", "accumulate", "rivals")}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,21 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Rival:
+    """What the stock kernel that was asked for as `asked` did; `name` says which one it is: "torch", "numpy"."""
+
+    asked: str
+    name: str
+    outcome: Outcome  # not ok: it computes something else
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The answer to the job of that id."""
 
     id: int
     outcomes: tuple[Outcome, ...]
-    stock: Outcome | None = None  # None: not asked for, or nothing stock computes this op here; not ok: wrongly
-    stock_name: str = ""  # "torch", "numpy"
+    rivals: tuple[Rival, ...] = ()  # in the job's order; those that do not exist here for the op are left out
     cpu_s: float = 0.0  # CPU time the worker used for the whole job
     displaced: float = 0.0  # share of the timed wall time that this process was kept from running
     switches: int = 0  # involuntary context switches while timed
@@ -94,14 +103,10 @@ def parse_answer(line: bytes) -> Report | Ready | None:
             return None
         if "ready" in raw:
             return Ready(int(raw["ready"]))
-        stock = raw["stock"]
         outcomes = tuple(_outcome(o) for o in raw["outcomes"])
         circumstances = {str(k): float(v) for k, v in raw["circumstances"].items()}
-        known = {
-            "outcomes": outcomes,
-            "circumstances": circumstances,
-            "stock": None if stock is None else _outcome(stock),
-        }
+        rivals = tuple(Rival(str(r["asked"]), str(r["name"]), _outcome(r["outcome"])) for r in raw["rivals"])
+        known = {"outcomes": outcomes, "circumstances": circumstances, "rivals": rivals}
         return Report(**{**raw, **known})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -123,7 +128,7 @@ class Progress:
     """What the worker is doing now and until when it may take (CLOCK_MONOTONIC, which all processes share)."""
 
     phase: str
-    index: int  # of the library in the job; -1: none of them is at work; STOCK
+    index: int  # of the library in the job; -1: none of them is at work; STOCK or less
     deadline_s: float
 
     SIZE = 512

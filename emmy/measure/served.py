@@ -2,18 +2,21 @@
 
 Lines of JSON. The client asks for a batch, then for one row at a time, so that rows it does not want are not measured:
 
-    {"stream": [[op, schedule], ...], "best_us": 12.5}    {"race": [...], "rounds": 7, "against": ""}
+    {"stream": [[op, schedule], ...], "best_us": 12.5}    {"heat": op, "schedules": [...], "rivals": [""], "rounds": 7}
     "next" or "stop"
+
+Of a heat the rivals come after the rows, in one line.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict
 from typing import IO
 
 from emmy.errors import DataError
-from emmy.measure.measurer import Measurer
+from emmy.measure.measurer import Heat, Measurer, Rivalled
 from emmy.records import Candidate, Device, Measurement
 
 _END = {"end": True}
@@ -35,11 +38,16 @@ class ServedMeasurer(Measurer):
         self._say({"stream": [[c.op, c.schedule] for c in candidates], "best_us": best_us})
         yield from self._rows()
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
-        self._say({"race": [[c.op, c.schedule] for c in candidates], "rounds": rounds, "against": against})
-        return list(self._rows())
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
+        self._say({"heat": op, "schedules": list(schedules), "rivals": list(rivals), "rounds": rounds})
+        *rows, last = self._lines()
+        beside = [Rivalled(**{**r, "samples_us": tuple(r["samples_us"])}) for r in json.loads(last)["rivals"]]
+        return Heat(tuple(map(Measurement.from_json, rows)), tuple(beside))
 
     def _rows(self) -> Iterator[Measurement]:
+        yield from map(Measurement.from_json, self._lines())
+
+    def _lines(self) -> Iterator[str]:
         ended = False
         try:
             while True:
@@ -48,7 +56,7 @@ class ServedMeasurer(Measurer):
                 if json.loads(line) == _END:
                     ended = True
                     return
-                yield Measurement.from_json(line)
+                yield line
         finally:
             if not ended:
                 self._say("stop")
@@ -74,22 +82,25 @@ def serve(measurer: Measurer, requests: IO[bytes], answers: IO[bytes]) -> None:
     d = measurer.device
     say(json.dumps({name: getattr(d, name) for name in d.__slots__}))
     for line in requests:
-        rows = _rows(measurer, line)
+        rows = _answers(measurer, line)
         for word in requests:
             if json.loads(word) != "next":
                 break
             row = next(rows, None)
-            say(json.dumps(_END) if row is None else row.to_json())
+            say(json.dumps(_END) if row is None else row)
             if row is None:
                 break
         rows.close()
 
 
-def _rows(measurer: Measurer, request: bytes) -> Generator[Measurement, None, None]:
+def _answers(measurer: Measurer, request: bytes) -> Generator[str, None, None]:
     match json.loads(request):
         case {"stream": list(pairs), "best_us": best_us}:
-            yield from measurer.stream([Candidate(op, schedule) for op, schedule in pairs], best_us)
-        case {"race": list(pairs), "rounds": int(rounds), "against": str(against)}:
-            yield from measurer.race([Candidate(op, schedule) for op, schedule in pairs], rounds, against)
+            for row in measurer.stream([Candidate(op, schedule) for op, schedule in pairs], best_us):
+                yield row.to_json()
+        case {"heat": str(op), "schedules": list(schedules), "rivals": list(rivals), "rounds": int(rounds)}:
+            found = measurer.heat(op, schedules, rivals, rounds)
+            yield from (row.to_json() for row in found.rows)
+            yield json.dumps({"rivals": [asdict(r) for r in found.rivals]})
         case other:
             raise DataError(f"a client of the device asked {str(other)[:100]!r}, which is no request")

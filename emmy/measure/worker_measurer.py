@@ -17,8 +17,8 @@ from types import MappingProxyType
 from emmy.errors import UsageError
 from emmy.measure.compile_pool import Built, Compiled, CompilePool, NotBuilt
 from emmy.measure.lock import DeviceLock
-from emmy.measure.measurer import Measurer, speedup
-from emmy.measure.protocol import STOCK, Job, Outcome, Report
+from emmy.measure.measurer import Heat, Measurer, Rivalled, speedup
+from emmy.measure.protocol import STOCK, Job, Outcome, Report, Rival
 from emmy.measure.worker import Fault, Worker
 from emmy.records import STATUSES, Candidate, Device, Measurement, Protocol, Status, new_id, now_utc
 
@@ -131,14 +131,13 @@ class WorkerMeasurer(Measurer):
                 continue
             known = (best_us, self._known_us.get(compiled.candidate.op))
             best_known = min((t for t in known if t is not None), default=None)
-            job = self._job([compiled], samples=self._timing.repeats, stock=self._stock, best_us=best_known)
-            yield self._ask(job, [compiled])[0]
+            rivals = ("",) if self._stock else ()
+            op = compiled.candidate.op
+            job = self._job(op, [compiled], samples=self._timing.repeats, rivals=rivals, best_us=best_known)
+            yield self._ask(job, [compiled])[0][0]
 
-    def race(self, candidates: Sequence[Candidate], rounds: int = ROUNDS, against: str = "") -> list[Measurement]:
-        if len({c.op for c in candidates}) > 1:
-            raise UsageError(
-                f"a race is between schedules of one op, got {', '.join(sorted({c.op for c in candidates}))}"
-            )
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = ROUNDS) -> Heat:
+        candidates = [Candidate(op, s) for s in schedules]
         rows: dict[int, Measurement] = {}
         running: dict[int, Compiled] = {}
         for i, compiled in enumerate(self._pool.compile(candidates)):
@@ -146,29 +145,29 @@ class WorkerMeasurer(Measurer):
                 rows[i] = self._unbuilt(compiled, compiled.result)
             else:
                 running[i] = compiled
-        while running:
+        beside: dict[str, Rivalled] = {}
+        alone = bool(rivals) and not candidates  # nothing but stock kernels is asked for
+        while running or alone:
             places = list(running)
-            done = self._ask(
-                self._job(list(running.values()), samples=rounds, thorough=True, stock=True, against=against),
-                list(running.values()),
-            )
+            job = self._job(op, list(running.values()), samples=rounds, thorough=True, rivals=tuple(rivals))
+            done, timed = self._ask(job, list(running.values()))
+            beside, alone = beside | {r.asked: r for r in timed}, False
             # After a fault only the guilty has a row; the others are checked and timed anew, in the new process.
             for k, row in done.items():
                 rows[places[k]] = row
                 del running[places[k]]
-        return [rows[i] for i in range(len(candidates))]
+        return Heat(tuple(rows[i] for i in range(len(candidates))), tuple(beside[x] for x in rivals if x in beside))
 
     def _job(
         self,
+        op: str,
         compiled: Sequence[Compiled],
         *,
         samples: int,
         thorough: bool = False,
-        stock: bool,
+        rivals: tuple[str, ...],
         best_us: float | None = None,
-        against: str = "",
     ) -> Job:
-        op = compiled[0].candidate.op
         known_us = best_us or self._known_us.get(op)
         self._n_jobs += 1
         return Job(
@@ -180,43 +179,72 @@ class WorkerMeasurer(Measurer):
             accumulate=tuple(_binary(c).accumulate for c in compiled),
             samples=samples,
             thorough=thorough,
-            stock=stock,
-            against=against,
+            rivals=rivals,
             best_us=best_us,
         )
 
-    def _ask(self, job: Job, compiled: Sequence[Compiled]) -> dict[int, Measurement]:
-        """Rows by place in the job: all of them, or only the guilty's when the worker was lost to one."""
+    def _ask(self, job: Job, compiled: Sequence[Compiled]) -> tuple[dict[int, Measurement], list[Rivalled]]:
+        """Rows by place in the job: all of them, or only the guilty's when the worker was lost to one; and the rivals."""
         with self._turn:
             return self._ask_now(job, compiled)
 
-    def _ask_now(self, job: Job, compiled: Sequence[Compiled]) -> dict[int, Measurement]:
+    def _ask_now(self, job: Job, compiled: Sequence[Compiled]) -> tuple[dict[int, Measurement], list[Rivalled]]:
         self._surroundings.start()
         begin_s = time.perf_counter()
         answer = self._worker.ask(job)
-        wall_s = (time.perf_counter() - begin_s) / len(compiled)
+        wall_s = (time.perf_counter() - begin_s) / max(1, len(compiled))
         if isinstance(answer, Fault):
-            if answer.index == STOCK:  # no candidate's fault: they are measured without a ratio
-                log.warning("%s: no ratio to the stock kernel: %s", job.op, answer.message)
-                return self._ask_now(replace(job, stock=False), compiled)
-            if answer.index >= 0 or len(compiled) == 1:
-                guilty = max(answer.index, 0)
-                return {guilty: self._row(compiled[guilty], answer.status, answer.message, wall_s=wall_s)}
-            return {i: self._row(c, "device_lost", answer.message, wall_s=wall_s) for i, c in enumerate(compiled)}
-        if answer.stock and answer.stock.status != "ok":
-            log.warning(
-                "%s: no ratio to %s, which does not compute it: %s", job.op, answer.stock_name, answer.stock.message
-            )
+            return self._faulted(job, compiled, answer, wall_s)
+        for r in answer.rivals:
+            if r.outcome.status != "ok":
+                log.warning("%s: no ratio to %s, which does not compute it: %s", job.op, r.name, r.outcome.message)
         self._surroundings.stop(answer)
-        return {i: self._measured(c, job, i, answer, wall_s) for i, c in enumerate(compiled)}
+        rows = {i: self._measured(c, job, i, answer, wall_s) for i, c in enumerate(compiled)}
+        return rows, [self._rivalled(r, answer) for r in answer.rivals]
+
+    def _faulted(
+        self, job: Job, compiled: Sequence[Compiled], fault: Fault, wall_s: float
+    ) -> tuple[dict[int, Measurement], list[Rivalled]]:
+        """What is known when the worker was lost. To a rival: it is no candidate's fault, and they are measured without it."""
+        if fault.index <= STOCK:
+            asked = job.rivals[STOCK - fault.index]
+            log.warning("%s: no ratio to %s: %s", job.op, asked or "the stock kernel", fault.message)
+            lost = Rivalled(asked, asked, _status(fault.status), fault.message)
+            rest = tuple(r for r in job.rivals if r != asked)
+            rows, timed = self._ask_now(replace(job, rivals=rest), compiled) if compiled or rest else ({}, [])
+            return rows, [lost, *timed]
+        if fault.index >= 0 or len(compiled) == 1:
+            guilty = max(fault.index, 0)
+            return {guilty: self._row(compiled[guilty], fault.status, fault.message, wall_s=wall_s)}, []
+        lost_rows = {i: self._row(c, "device_lost", fault.message, wall_s=wall_s) for i, c in enumerate(compiled)}
+        return lost_rows, [Rivalled(r, r, "device_lost", fault.message) for r in job.rivals]
+
+    def _rivalled(self, rival: Rival, report: Report) -> Rivalled:
+        o = rival.outcome
+        around = self._surroundings.judge(report, o.samples_us) if o.samples_us else Circumstances(contended=False)
+        return Rivalled(
+            rival.asked,
+            rival.name,
+            _status(o.status),
+            o.message,
+            o.samples_us,
+            o.warm_us,
+            o.sustained_us,
+            o.error_norm,
+            around.contended,
+            around.static,
+            around.clock_mhz,
+            around.temperature_c,
+        )
 
     def _measured(self, compiled: Compiled, job: Job, place: int, report: Report, wall_s: float) -> Measurement:
         outcome = report.outcomes[place]
         if outcome.status != "ok":
             return self._row(compiled, _status(outcome.status), outcome.message, outcome=outcome, wall_s=wall_s)
         around = self._surroundings.judge(report, outcome.samples_us)
-        static = {"buffer_sets": float(report.buffer_sets), **around.static, **_ratios(outcome, report.stock)}
-        stock_us = report.stock.samples_us if report.stock else ()
+        stock = report.rivals[0] if report.rivals else None
+        static = {"buffer_sets": float(report.buffer_sets), **around.static, **_ratios(outcome, stock)}
+        stock_us = stock.outcome.samples_us if stock else ()
         time_us, floor_us = median(outcome.samples_us), self._floor(job.op)
         status, message = outcome.status, ""
         if floor_us is not None and time_us < IMPLAUSIBLE * floor_us:
@@ -232,7 +260,7 @@ class WorkerMeasurer(Measurer):
             static=static,
             around=around,
             baseline_us=median(stock_us) if stock_us else None,
-            baseline=report.stock_name if stock_us else "",
+            baseline=stock.name if stock and stock_us else "",
             samples=job.samples,
             wall_s=wall_s,
         )
@@ -281,10 +309,11 @@ class WorkerMeasurer(Measurer):
         return self.floor_us(op) if self.floor_us else None
 
 
-def _ratios(own: Outcome, stock: Outcome | None) -> dict[str, float]:
+def _ratios(own: Outcome, rival: Rival | None) -> dict[str, float]:
     """What a row says besides its samples: the other states of the device, and ratios to the stock kernel in each."""
     found: dict[str, float | None] = {"warm_us": own.warm_us, "sustained_us": own.sustained_us}
-    if stock is not None and (ratio := speedup(own.samples_us, stock.samples_us)):
+    if rival is not None and (ratio := speedup(own.samples_us, rival.outcome.samples_us)):
+        stock = rival.outcome
         found |= {"speedup": ratio.median, "speedup_low": ratio.low, "speedup_high": ratio.high}
         found |= {"baseline_warm_us": stock.warm_us, "baseline_sustained_us": stock.sustained_us}
     return {name: x for name, x in found.items() if x is not None}

@@ -54,6 +54,15 @@ class MeasurerContract(ABC):
         assert good.baseline != ""
         assert good.static["speedup_low"] <= good.static["speedup"] <= good.static["speedup_high"]
 
+    def test_a_heat_keeps_the_raw_times_of_its_rivals_too(self, measurer: Measurer) -> None:
+        found = measurer.heat(self.good.op, [self.good.schedule, self.bad.schedule], [""], 3)
+        assert [r.candidate for r in found.rows] == [self.good, self.bad]
+        (rival,) = found.rivals
+        assert (rival.asked, rival.status) == ("", "ok") and rival.name == found.rows[0].baseline
+        assert found.rows[0].baseline_us == sorted(rival.samples_us)[len(rival.samples_us) // 2]
+        (alone,) = measurer.heat(self.good.op, [], [""], 3).rivals
+        assert alone.samples_us and alone.name == rival.name
+
     def test_nothing_to_measure_gives_no_rows(self, measurer: Measurer) -> None:
         assert measurer.measure([]) == []
         assert measurer.race([]) == []

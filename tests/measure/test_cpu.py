@@ -329,8 +329,8 @@ def test_a_stock_kernel_that_ends_the_worker_costs_the_ratio_and_no_candidate(
     ask, asked = shared.worker.ask, list[bool]()
 
     def ends_with_stock(job: Job) -> Report | Fault:
-        asked.append(job.stock)
-        return Fault("runtime", "exit code 1, while checking the stock kernel", STOCK) if job.stock else ask(job)
+        asked.append(bool(job.rivals))
+        return Fault("runtime", "exit code 1, while checking the stock kernel", STOCK) if job.rivals else ask(job)
 
     monkeypatch.setattr(shared.worker, "ask", ends_with_stock)
     (row,) = shared.race([RIGHT], rounds=3)
