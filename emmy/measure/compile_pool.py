@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,10 +80,15 @@ class CompilePool:
     def __init__(self, build: Builder, workers: int) -> None:
         self._build = build
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="emmy-compile", initializer=_give_way)
+        self._ahead: dict[Candidate, Future[Compiled]] = {}
+
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Compiles these from now on, for a later `compile`, which takes each once."""
+        self._ahead |= {c: self._pool.submit(self._one, c) for c in candidates if c not in self._ahead}
 
     def compile(self, candidates: Sequence[Candidate]) -> Iterator[Compiled]:
         """Results in the candidates' order, as they come. Leaving the iterator early drops what has not begun."""
-        futures = [self._pool.submit(self._one, c) for c in candidates]
+        futures = [self._ahead.pop(c) if c in self._ahead else self._pool.submit(self._one, c) for c in candidates]
         try:
             for future in futures:
                 yield future.result()

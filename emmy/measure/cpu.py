@@ -13,6 +13,7 @@ from emmy.measure.compile_pool import Builder, CompilePool, builder
 from emmy.measure.identity import cpu_device
 from emmy.measure.lock import DeviceLock
 from emmy.measure.protocol import Report
+from emmy.measure.stock_warm import inductor_cache
 from emmy.measure.worker import Worker
 from emmy.measure.worker_measurer import Circumstances, RunLimit, Surroundings, WorkerMeasurer
 from emmy.records import Protocol
@@ -54,7 +55,7 @@ class CpuMeasurer(WorkerMeasurer):
             DeviceLock(
                 cache / "locks", "cpu"
             ),  # all CPU targets are one device, whatever instructions they are kept to
-            Worker(target.name, threads, cache / "references"),
+            Worker(target.name, threads, cache / "references", inductor_cache(cache)),
             CompilePool(build or builder(target), compile_workers),
             _Load(threads, target.cores),
             Protocol("cold", "burst", "thread_cpu" if threads == 1 else "wall", threads, SAMPLES),

@@ -16,6 +16,7 @@ from emmy.measure.identity import gpu_device
 from emmy.measure.lock import DeviceLock
 from emmy.measure.protocol import Report
 from emmy.measure.remote_builder import RemoteBuilder
+from emmy.measure.stock_warm import inductor_cache
 from emmy.measure.worker import Worker
 from emmy.measure.worker_measurer import Circumstances, RunLimit, Surroundings, WorkerMeasurer
 from emmy.records import Protocol
@@ -60,7 +61,7 @@ class CudaMeasurer(WorkerMeasurer):
         super().__init__(
             device,
             DeviceLock(cache / "locks", gpu_lock_name(gpu)),
-            Worker(target.name, 1, cache / "references", {"CUDA_VISIBLE_DEVICES": gpu.uuid}),
+            Worker(target.name, 1, cache / "references", {"CUDA_VISIBLE_DEVICES": gpu.uuid, **inductor_cache(cache)}),
             CompilePool(build or self._builder, workers),
             GpuState(),
             Protocol("cold", "burst", "event", 1, SAMPLES),

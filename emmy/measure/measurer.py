@@ -79,6 +79,9 @@ class Measurer(ABC):
         """All rows of `stream`."""
         return list(self.stream(candidates, best_us))
 
+    def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  # what needs no compiler has nothing to prepare
+        """Says what will be measured later, so that it may be compiled by then. Does not wait."""
+
     def close(self) -> None:  # noqa: B027  # most have nothing to give back
         """Gives the device back. Nothing can be measured afterwards."""
 

@@ -24,7 +24,7 @@ from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op, Storage
 from emmy.measure.device import Buffer, Call, Runnable
-from emmy.measure.rivals import COMPILED, SDPA
+from emmy.measure.rivals import AUTOTUNED, COMPILED, SDPA
 from emmy.measure.stock_attention import TorchAttention
 from emmy.measure.stock_compiled import compiled
 from emmy.measure.torch_formula import TorchFormula
@@ -58,9 +58,9 @@ def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | Non
 
 def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str = "") -> tuple[str, Runnable] | None:
     """The same by torch, wherever `tensor` says that a buffer's memory is: eager, or the rival of that name."""
-    if against == COMPILED:
-        found = compiled(op, tensor)
-        return (COMPILED, found) if found else None
+    if against in (COMPILED, AUTOTUNED):
+        found = compiled(op, tensor, autotune=against == AUTOTUNED)
+        return (against, found) if found else None
     if against in SDPA:
         return (against, TorchAttention(op, tensor, against)) if isinstance(op, Attention) else None
     match op:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from emmy.errors import UsageError
@@ -14,7 +15,7 @@ from emmy.ir.ops.matmul import STATISTIC, Matmul
 from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op
 from emmy.measure.allocated import Allocated
-from emmy.measure.device import Buffer, Call, Runnable
+from emmy.measure.device import Buffer, Call
 from emmy.measure.rivals import COMPILED
 from emmy.measure.torch_formula import activated, outputs
 
@@ -24,21 +25,25 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, "torch.Tensor"]
 
 
-def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor]) -> Runnable | None:
-    """The op as a user would write it in torch, compiled for its very shapes; None for ops that torch runs as one kernel."""
+def compiled(op: Op, tensor: Callable[[Buffer], torch.Tensor], autotune: bool = False) -> TorchCompiled | None:
+    """The op as a user would write it in torch, compiled for its very shapes; None for ops that torch runs as one kernel.
+
+    autotune: in the mode max-autotune, which has kernels of its own for a product alone too; CUDA graphs are the measurer's
+    """
     match op:
-        case Matmul() if not op.epilogue:
+        case Matmul() if not op.epilogue and not autotune:
             return None
         case Matmul():
-            return TorchCompiled(op, tensor, lambda x: _linear(op, x))
+            function = partial(_linear, op)
         case Glu():
-            return TorchCompiled(op, tensor, lambda x: _gated(op, x))
+            function = partial(_gated, op)
         case FormulaOp():
-            return TorchCompiled(op, tensor, lambda x: _formula(op, x))
+            function = partial(_formula, op)
         case NormLinear() | GluLinear():
-            return TorchCompiled(op, tensor, lambda x: _made_linear(op, x))
+            function = partial(_made_linear, op)
         case _:
             return None
+    return TorchCompiled(op, tensor, function, "max-autotune-no-cudagraphs" if autotune else "default")
 
 
 @dataclass(slots=True)
@@ -51,6 +56,7 @@ class TorchCompiled:
     op: Op
     tensor: Callable[[Buffer], torch.Tensor]
     function: Callable[[Tensors], dict[str, torch.Tensor]]
+    mode: str = "default"
     made: Callable[..., tuple[torch.Tensor, ...]] | None = None
     results: Allocated = field(default_factory=Allocated)
 
@@ -65,7 +71,7 @@ class TorchCompiled:
                 found = self.function(dict(zip(names, given, strict=True)))
                 return tuple(found[o] for o in outputs)
 
-            self.made = _compile(self.op, positional, [x[name] for name in names])
+            self.made = _compile(self.op, self.mode, positional, [x[name] for name in names])
         made, given = self.made, [x[name] for name in names]
         return self.results.call(lambda: dict(zip(outputs, made(*given), strict=True)), x)
 
@@ -79,7 +85,7 @@ def _formula(op: FormulaOp, x: Tensors) -> dict[str, torch.Tensor]:
 
 
 def _compile(
-    op: Op, function: Callable[..., tuple[torch.Tensor, ...]], given: Sequence[torch.Tensor]
+    op: Op, mode: str, function: Callable[..., tuple[torch.Tensor, ...]], given: Sequence[torch.Tensor]
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function as torch.compile makes it of its operators alone. Raises UsageError where it does not.
 
@@ -90,7 +96,7 @@ def _compile(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     made: Callable[..., tuple[torch.Tensor, ...]] = torch.compile(
-        make_fx(function)(*given), dynamic=False, fullgraph=True
+        make_fx(function)(*given), dynamic=False, fullgraph=True, mode=mode
     )
     try:
         made(*given)

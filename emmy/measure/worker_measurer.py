@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from types import MappingProxyType
 
-from emmy.errors import UsageError
 from emmy.measure.compile_pool import Built, Compiled, CompilePool, NotBuilt
 from emmy.measure.lock import DeviceLock
 from emmy.measure.measurer import Heat, Measurer, Rivalled, speedup
@@ -123,6 +122,9 @@ class WorkerMeasurer(Measurer):
         self._worker.stop()
         self._pool.close()
         self._lock.release()
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        self._pool.begin(candidates)
 
     def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
         for compiled in self._pool.compile(candidates):
