@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from emmy.errors import IllegalMove, UsageError
 from emmy.ir.moves import MOVES, OPEN, Move
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Plan, naive
 from emmy.ir.program import Program
 from emmy.ir.target import Target
@@ -54,6 +55,12 @@ def parse_move(text: str, index: int = 0) -> Move:
         else:
             values[f.name] = word
     return cls(hit["launch"], hit["work"], **values)
+
+
+def sums_of(schedule: str) -> Accumulate:
+    """How the schedule keeps its sums where it is least exact. Raises UsageError for what is none."""
+    kinds = {move.accumulate for move in parse_schedule(schedule)}
+    return "f16" if "f16" in kinds else "hybrid" if "hybrid" in kinds else "f32"
 
 
 def format_schedule(moves: tuple[Move, ...]) -> str:

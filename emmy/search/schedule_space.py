@@ -17,9 +17,11 @@ from emmy.codegen.lower import complete
 from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
 from emmy.ir.moves import MOVES, Move, Site
+from emmy.ir.moves.atom import pays
 from emmy.ir.moves.split import Split
 from emmy.ir.moves.stage import Stage
 from emmy.ir.ops import Op
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Plan
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
@@ -52,7 +54,9 @@ class TreeNode:
 class ScheduleSpace:
     """Points are schedules, keyed by their text. Feature rows are `emmy.costmodel.features` of the replayed plan."""
 
-    def __init__(self, op: Op, target: Target, threads: int = 1) -> None:
+    def __init__(self, op: Op, target: Target, threads: int = 1, sums: Accumulate | None = None) -> None:
+        """sums: how all schedules keep their sums; None = as it pays on the target, less exact ones included"""
+        self.sums = _possible(sums, op)
         self.op, self.target, self.threads, self.program = op, target, threads, op.program()
         self.name = f"{op.key} on {target.name}"
         self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
@@ -141,9 +145,17 @@ class ScheduleSpace:
     def _sites(self, filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """Every site on the plan that `filled` makes."""
         if filled not in self._sites_of:
-            found = [s for cls in MOVES.values() if cls.searched for s in self._listed(cls, filled)]
+            found = [
+                s for cls in MOVES.values() if cls.searched for s in self._listed(cls, filled) if self._keeps(s.move)
+            ]
             self._sites_of[filled] = tuple(sorted(found, key=lambda s: (s.move.phase, str(s.move))))
         return self._sites_of[filled]
+
+    def _keeps(self, move: Move) -> bool:
+        """Whether the move puts no instruction in place that keeps sums otherwise than is asked for, or than pays here."""
+        if move.accumulate is None or self.target.is_cpu:
+            return True
+        return move.accumulate == self.sums if self.sums else pays(move.accumulate, self.target)
 
     def _listed(self, cls: type[Move], filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """The sites of one kind of move on the plan that `filled` makes: all that choosing the knobs of one needs."""
@@ -333,6 +345,11 @@ class ScheduleSpace:
         plans = (replay(self.program, p.key, self.target) for p in points)
         rows = [features(self.op, plan, self.target, self.threads) for plan in plans]
         return np.stack(rows) if rows else np.empty((0, len(self.feature_names)))
+
+
+def _possible(sums: Accumulate | None, op: Op) -> Accumulate | None:
+    """Sums are kept in f16 of f16 products alone: of other dtypes in f32 whatever is asked for."""
+    return "f32" if sums and op.program().dtype != "f16" else sums
 
 
 def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:

@@ -43,6 +43,7 @@ from emmy.ir.moves.gpu_tiles import for_one, missing_loops
 from emmy.ir.moves.lifted_tiles import ATOMS as LIFT_ATOMS
 from emmy.ir.moves.lifted_tiles import feeds_lift, lifted, refuse_lift
 from emmy.ir.moves.stage import contracted
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage, swapped
 from emmy.ir.target import Target
@@ -75,6 +76,10 @@ class BindAtom(Move):
     commutes: ClassVar[bool] = True
     mandatory: ClassVar[bool] = True
 
+    @property
+    def accumulate(self) -> Accumulate | None:
+        return ATOMS[self.atom].accumulate if self.atom in ATOMS else None
+
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         for la in plan.launches:
@@ -102,7 +107,7 @@ class BindAtom(Move):
             for inner in tuple(s.out for s in monoid.lift) or (None,):
                 unit = _unit(la)
                 kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
-                kinds = (x for x in kinds if target.is_cpu or (x.unit == unit and _pays(x, target)))
+                kinds = (x for x in kinds if target.is_cpu or (x.unit == unit))
                 found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
                 if found.keys() & {"mma", "wgmma", "wgmma_rs"}:
                     found.pop("simt", None)  # a matrix instruction does the same many times faster
@@ -251,10 +256,10 @@ def mnk_axes(s: Stage) -> tuple[str | None, str, str]:
     return (s.axes[-2] if len(s.axes) > 1 else None), s.axes[-1], s.folded[-1]
 
 
-def _pays(kind: AtomKind, target: Target) -> bool:
-    """Whether an atom is worth its error: one that sums in f16 only where that is faster than summing in f32."""
+def pays(accumulate: Accumulate, target: Target) -> bool:
+    """Whether sums so kept are worth their error: those in f16 only where they are faster than those in f32."""
     f16, f32 = (target.peak_tflops.get(f"f16->{sums}", 0.0) for sums in ("f16", "f32"))
-    return kind.accumulate == "f32" or f16 > f32
+    return accumulate == "f32" or f16 > f32
 
 
 def _unit(la: Launch) -> str:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 from emmy.errors import PlanError
 from emmy.ir.beside import beside
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Launch, Loop, Plan, Tile, Work
 from emmy.ir.target import Target
 
@@ -62,6 +63,11 @@ class Move(ABC):
     @abstractmethod
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         """The plan after the move. Only called when `refuse` returned None."""
+
+    @property
+    def accumulate(self) -> Accumulate | None:
+        """How sums are kept by what the move puts in place; None when it puts no instruction in place."""
+        return None
 
     @property
     def path(self) -> str:
