@@ -14,6 +14,10 @@ from shlex import quote
 from typing import overload
 
 from emmy import __version__, config
+from emmy.benchmark.cases import bench_cases
+from emmy.benchmark.lanes import LANES, Lane
+from emmy.benchmark.results import Results
+from emmy.benchmark.sitting import BenchSitting, Setting, Told
 from emmy.codegen.nvrtc import nvrtc_version
 from emmy.collection import Collection, requests
 from emmy.collection import collect as collect_rows
@@ -57,7 +61,8 @@ from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
-    "BenchResult", "VerifyReport", "as_op", "bench", "build_pack", "collect", "costmodel_curve", "costmodel_versions",
+    "BenchResult", "VerifyReport", "as_op", "bench", "bench_kernels", "build_pack", "collect", "costmodel_curve",
+    "costmodel_versions",
     "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
     "verify", "winner", "with_pdl",
@@ -381,6 +386,43 @@ def bench(
     if row.status == "correctness":
         raise WrongAnswer(f"{op}: {row.message}. Schedule: {schedule}")
     return BenchResult(row, by_schedule(rows).get(schedule), roof_us(op, gpu, threads), pick)
+
+
+def bench_kernels(
+    names: Sequence[str],
+    out: Path,
+    *,
+    gpu: str = "cpu",
+    threads: int = 1,
+    lanes: Sequence[Lane] = LANES,
+    seconds: float | None = None,
+    rounds: int = 7,
+    again: bool = False,
+    compilers: int = 0,
+    wait: bool = False,
+    home: Path | None = None,
+    measurer: Measurer | None = None,
+    told: Told = lambda what, done, of, rows: None,
+    stop: Stop | None = None,
+) -> tuple[Results, int]:
+    """Every case of ops and sets with all `lanes` in turns: what the folder `out` holds then, and how many cases are left.
+
+    What an earlier sitting measured there on this product stays, and the rest is measured, the most valuable first; for
+    `seconds`, `again` and `compilers` see `emmy.benchmark.sitting.Setting`. Rows of Emmy's lanes enter the dataset too.
+
+    Raises UsageError, NoSuchDevice or DeviceBusy.
+    """
+    cases, target = bench_cases(names), load_target(gpu)
+    with device(target, threads, wait=wait, measurer=measurer) as here:
+        setting = Setting(
+            target, threads, tuple(lanes), home or config.home(), __version__, seconds, rounds, again, compilers
+        )
+        results = Results.open(out)
+        try:
+            _, left = BenchSitting(setting, cases, here, results, told, stop or Stop()).go()
+        finally:
+            results.write_parquet()
+    return results, left
 
 
 @dataclass(frozen=True, slots=True)

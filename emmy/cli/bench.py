@@ -6,7 +6,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_threads, positive
+from emmy.cli import bench_tasks
+from emmy.cli.verb import Verb, VerbParser, add_gpu, add_home, add_threads, positive
 from emmy.errors import EmmyError
 from emmy.measure.rivals import RIVALS
 from emmy.report import Screen, race_record, show_races
@@ -24,11 +25,16 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--against", default="", choices=RIVALS, metavar="NAME", help=f"of {', '.join(RIVALS)}")
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_home(parser)
+    assert isinstance(parser, VerbParser)
+    bench_tasks.add(parser)
 
 
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
 
+    if "task" in args:
+        done_by: int = args.task(args, screen)
+        return done_by
     done, code, ops = [], 0, api.expand(args.op)
     where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
     served = [api.serving(op, **where) for op in ops]
@@ -82,7 +88,11 @@ def _what(ops: Sequence[Op], args: Namespace) -> Iterator[tuple[str, str | None]
 VERB = Verb(
     "bench",
     "measure stored winners again, beside the stock kernel",
-    ("bench matmul:512x1024x3840:f32", "bench matmul:512x1024x3840:f32 --threads 2 --rounds 15 --json"),
+    (
+        "bench matmul:512x1024x3840:f32",
+        "bench matmul:512x1024x3840:f32 --threads 2 --rounds 15 --json",
+        *bench_tasks.EXAMPLES,
+    ),
     configure,
     run,
 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from emmy import __version__
 from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, pack, show, train, tune, verify
-from emmy.cli.verb import Verb, add_output
+from emmy.cli.verb import Verb, VerbParser, add_output
 from emmy.errors import EmmyError
 from emmy.report import Screen
 
@@ -106,7 +106,7 @@ def parser() -> ArgumentParser:
         formatter_class=_Formatter,
     )
     top.add_argument("--version", action="version", version=f"emmy {__version__}")
-    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=VerbParser)
     for verb in VERBS:
         shown = "\n".join(f"  emmy {e}" for e in verb.examples)
         sub = verbs.add_parser(

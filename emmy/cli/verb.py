@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from emmy.report import Screen
 
@@ -22,6 +23,40 @@ class Verb:
     configure: Callable[[ArgumentParser], None]
     run: Callable[[Namespace, Screen], int]
     has_tasks: bool = False  # its options are those of the tasks below it
+
+
+class VerbParser(ArgumentParser):
+    """The options of a verb; or those of a task, where the first word is the name of one instead of an op."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # as argparse makes them
+        super().__init__(*args, **kwargs)
+        self.tasks: dict[str, ArgumentParser] = {}
+
+    def add_task(self, name: str, run: Callable[..., int], summary: str, example: str) -> ArgumentParser:
+        """The parser of a task, which has the options of every verb."""
+        epilog = f"example:\n  emmy {example}"
+        said = f"{summary[0].upper()}{summary[1:]}."
+        sub = ArgumentParser(
+            f"{self.prog} {name}", description=said, epilog=epilog, formatter_class=self.formatter_class
+        )
+        sub.set_defaults(task=run)
+        add_output(sub)
+        self.tasks[name] = sub
+        return sub
+
+    def parse_known_args(  # type: ignore[override]  # one of its overloads
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        if args and args[0] in self.tasks:
+            found, rest = self.tasks[args[0]].parse_known_args(args[1:], namespace)
+            return Namespace(**{**vars(found), "verb": self.get_default("verb")}), rest
+        return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        listed = "".join(f"  {name:14}{sub.description}\n" for name, sub in self.tasks.items())
+        return super().format_help() + (
+            f"\ntasks, in the place of OP ({self.prog} TASK --help):\n{listed}" if listed else ""
+        )
 
 
 def add_output(parser: ArgumentParser) -> None:

@@ -1,0 +1,160 @@
+"""`emmy bench kernels`, `accum-error` and `report`: the chart of a set of cases, and what is read off it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emmy.cli.verb import VerbParser, add_gpu, add_home, add_threads, positive
+from emmy.report import Bar, Screen, number, record_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from emmy.benchmark.results import LaneRow
+    from emmy.benchmark.summary import CaseLanes
+
+LANES = "eager,compile,max-autotune,emmy,emmy-hybrid"
+INTERRUPTED, WRONG = 130, 4
+EXAMPLES = (
+    "bench kernels @gemma4-12b --gpu h200 --seconds 420 --out chart/",
+    "bench accum-error --gpu h200",
+    "bench report chart/ --html chart.html --svg chart.svg",
+)
+
+
+def add(parser: VerbParser) -> None:
+    sub = parser.add_task("kernels", kernels, "measure every case of a set with all lanes in turns", EXAMPLES[0])
+    sub.add_argument("op", nargs="+", help="ops, or sets: @gemma4-12b, @gemma4-12b/q_proj*, @config:PATH")
+    sub.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of the results; what it holds is not measured again",
+    )
+    add_gpu(sub)
+    add_threads(sub)
+    sub.add_argument("--lanes", default=LANES, metavar="A,B", help=f"of {LANES} (default: all)")
+    sub.add_argument(
+        "--seconds", type=float, metavar="N", help="begin no case later than that (default: until all are done)"
+    )
+    sub.add_argument("--rounds", type=positive, default=7, metavar="N", help="samples of each lane (default: 7)")
+    sub.add_argument(
+        "--again", action="store_true", help="also what was measured with another schedule than is stored now"
+    )
+    sub.add_argument(
+        "--compilers",
+        type=int,
+        metavar="N",
+        help="processes that compile torch's kernels ahead; 0: none (default: one a core)",
+    )
+    sub.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
+    add_home(sub)
+    sub = parser.add_task("report", report, "sum up results, and draw them", EXAMPLES[2])
+    sub.add_argument("results", type=Path, help="the folder of `bench kernels`, or a Parquet file of one")
+    sub.add_argument("--html", type=Path, metavar="FILE", help="write one page with everything, that needs no network")
+    sub.add_argument("--svg", type=Path, metavar="FILE", help="write the chart: bars a case, normalised to eager")
+    add_home(sub)
+
+
+def kernels(args: Namespace, screen: Screen) -> int:
+    from emmy import api
+    from emmy.benchmark.lanes import parse_lanes
+    from emmy.benchmark.summary import case_lanes
+    from emmy.search.tuner import Stop
+
+    stop, bar = Stop(), Bar(screen)
+
+    def ask(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        bar.say("finishing the case in flight; Ctrl-C again stops at once")
+
+    def told(what: str, done: int, of: int, rows: Sequence[LaneRow]) -> None:
+        bar("compiling ahead" if not rows else "cases", done, of, what)
+        for row in rows:
+            screen.record("lane", row)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        with bar:
+            results, left = api.bench_kernels(
+                args.op,
+                args.out,
+                gpu=args.gpu,
+                threads=args.threads,
+                lanes=parse_lanes(args.lanes),
+                seconds=args.seconds,
+                rounds=args.rounds,
+                again=args.again,
+                compilers=len(os.sched_getaffinity(0)) if args.compilers is None else args.compilers,
+                wait=args.wait,
+                home=args.home,
+                told=told,
+                stop=stop,
+            )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    cases = case_lanes(results.rows)
+    _sum_up(cases, screen)
+    if left:
+        screen.say(f"{left} cases are left: the same command goes on with them")
+    if any(r.status == "correctness" for c in cases for r in c.lanes.values() if r.runs == "emmy"):
+        return WRONG
+    return INTERRUPTED if stop.asked else 0
+
+
+def report(args: Namespace, screen: Screen) -> int:
+    from emmy.benchmark.results import read
+    from emmy.benchmark.summary import case_lanes
+
+    cases = case_lanes(read(args.results))
+    _sum_up(cases, screen)
+    if args.svg:
+        from emmy.benchmark.chart import chart_svg
+
+        _write(args.svg, chart_svg(cases))
+    if args.html:
+        from emmy.benchmark.evidence import evidence
+        from emmy.benchmark.page import page
+
+        with Bar(screen) as bar:
+            known = evidence(cases, args.home, bar)
+        _write(args.html, page(cases, known))
+    for path in (args.svg, args.html):
+        if path:
+            screen.say(f"written: {path}")
+            screen.record("file", {"path": path})
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _sum_up(cases: Sequence[CaseLanes], screen: Screen) -> None:
+    """Ratios by kind and tier, the worst ten, and what failed."""
+    from emmy.benchmark.summary import BEHIND, failures, groups, worst
+
+    found = groups(cases)
+    columns = {"lane": "lane", "rival": "against", "by": "by", "name": "", "cases": "cases", "mean": "geometric mean",
+               "least": "least", "greatest": "greatest", "behind": f"below {BEHIND}"}  # fmt: skip
+    screen.rows("group", map(record_of, found), columns)
+    for lane, rival in dict.fromkeys((g.lane, g.rival) for g in found):
+        screen.show(f"\nthe worst of {lane} against {rival}")
+        lowest = (
+            {"lane": lane, "rival": rival, "case": c.case, "kind": c.kind, "tier": c.tier, "ratio": ratio,
+             "time_us": c.time_us(lane), "rival_us": r.time_us if (r := c.stands_for(rival)) else None,
+             "origin": c.lanes[lane].origin, "schedule": c.lanes[lane].schedule}
+            for c, ratio in worst(cases, lane, rival)
+        )  # fmt: skip
+        screen.rows("worst", lowest, {"case": "case", "kind": "kind", "tier": "tier", "ratio": "ratio", "time_us": "us",
+                                      "rival_us": "rival us", "origin": "schedule is"})  # fmt: skip
+    for r in failures(cases):
+        screen.say(f"{r.case}, {r.lane}: {r.status}: {number(r.time_us)} {r.message}")
