@@ -11,13 +11,14 @@ from typing import Literal
 from emmy.benchmark.cases import BenchCase
 from emmy.costmodel.dataset import Dataset
 from emmy.errors import PlanError, UsageError
-from emmy.ir.ops import Op
+from emmy.ir.ops import Attention, Op, Products
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.schedule import replay, sums_of
 from emmy.ir.target import Target
-from emmy.lookup import table
+from emmy.ranged import Measured, Predicted
 from emmy.records import Measurement
 from emmy.search.predictions import find_prediction
+from emmy.search.ranges import RangeWinner, span_of
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import near_winners
 from emmy.winner import find_winner
@@ -43,6 +44,7 @@ class Stored:
     target: Target
     threads: int
     rows: dict[str, list[Measurement]] = field(default_factory=dict)  # by op
+    _refused: set[object] = field(default_factory=set)
     _fastest: dict[Accumulate, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +52,7 @@ class Stored:
         dataset = Dataset.of(home)
         dataset.ingest()
         rows: dict[str, list[Measurement]] = defaultdict(list)
-        for r in dataset.rows(target=target.name, statuses=("ok",), origins=("measured",)):
+        for r in dataset.rows(target=target.name, origins=("measured",)):
             if r.protocol.threads == threads:
                 rows[r.op].append(r)
         return cls(home, target, threads, dict(rows))
@@ -62,19 +64,27 @@ class Stored:
 
     def pick(self, case: BenchCase, sums: Accumulate) -> Pick | None:
         """The schedule for the case that keeps its sums so; None where no schedule of the op does."""
+        if sums != "f32" and not _halves(case.op):
+            return None
         return self._ranged(case, sums) or self._measured(case, sums) or self._unmeasured(case.at(), sums)
 
     def _ranged(self, case: BenchCase, sums: Accumulate) -> Pick | None:
         """Of an open size: the schedule that the stored table has for the hint."""
-        if case.hint is None or not any(o.partition(":")[0] == case.op.kind for o in self.rows):
+        if case.hint is None:
             return None
-        for w in table(case.op, gpu=self.target.name, threads=self.threads, home=self.home):
+        for w in self._table(case.op):
             if w.range.lo <= case.hint <= w.range.hi and sums_of(w.range.schedule) == sums:
                 origin: Origin = "measured" if w.row else "predicted"
-                return Pick(
-                    case.at(w.range.lo), w.range.schedule, origin, f"the table's, for {w.symbol} {w.range.sizes}"
-                )
+                note = f"the table's, for {w.symbol} {w.range.sizes}"
+                return Pick(case.at(w.range.lo), w.range.schedule, origin, note)
         return None
+
+    def _table(self, op: Op) -> tuple[RangeWinner, ...]:
+        """The stored table of the op, as `emmy.ranged.find_table` finds it, from the rows at hand; () where one schedule serves."""
+        spans = {key: span_of(op, key) for key in self.rows if key.partition(":")[0] == op.kind}
+        found = Measured(op, self.target, {span: self.rows[key] for key, span in spans.items() if span}).table()
+        found = found or Predicted.stored(self.home, op, self.target).stored_table()
+        return found if len(found) > 1 else ()
 
     def _measured(self, case: BenchCase, sums: Accumulate) -> Pick | None:
         """The winner of the op as it is timed, else of the op as the set names it, which is another only in its largest size."""
@@ -91,16 +101,24 @@ class Stored:
             return Pick(op, said.schedule, "predicted", str(said))
         for other, schedule in near_winners(op, self._winners(sums)):
             if self._replays(op, schedule):
-                return Pick(op, schedule, "near", f"the winner of {other}")
+                return Pick(op, schedule, "near", f"as {other}")
+        default = self._default(op, sums)
+        return Pick(op, default, "default", "the schedule that a search measures first") if default else None
+
+    def _default(self, op: Op, sums: Accumulate) -> str | None:
+        """The plain schedule with such sums. Ops that differ in sizes alone are refused alike, so that one is tried."""
+        form = (op.kind, tuple(v.axes for v in op.program().inputs), sums)
+        if form in self._refused:
+            return None
         try:
             default = ScheduleSpace(op, self.target, self.threads, sums).default().key
         except PlanError:
+            default = ""
+        if not default or sums_of(default) != sums:
+            self._refused.add(form)
             return None
-        return (
-            Pick(op, default, "default", "the schedule that a search measures first")
-            if sums_of(default) == sums
-            else None
-        )
+        self._fastest[sums] = (*self._winners(sums), (op.key, default))  # for those that come after
+        return default
 
     def _winners(self, sums: Accumulate) -> tuple[tuple[str, str], ...]:
         if sums not in self._fastest:
@@ -115,6 +133,11 @@ class Stored:
         except (PlanError, UsageError):
             return False
         return True
+
+
+def _halves(op: Op) -> bool:
+    """Whether the op folds products of f16, whose sums a tensor core can keep in f16."""
+    return isinstance(op, Products | Attention) and op.program().dtype == "f16"
 
 
 def known_cases(stored: Stored, cases: Sequence[BenchCase]) -> frozenset[str]:
