@@ -15,6 +15,7 @@ VARIABLES: dict[str, str] = {
     "EMMY_CACHE": "folder of compiled kernels; default: the user's cache folder",
     "EMMY_CC": "C compiler for the CPU target; default: gcc",
     "EMMY_CXX": "C++ compiler for the launcher; default: g++",
+    "EMMY_FAST_MATH": "1: sums of f16 products in f16, promoted to f32 (hybrid), where a schedule does so; default: in f32 alone",
     "EMMY_DISABLE": "1: the vLLM plugin does nothing",
     "NO_COLOR": "any text: no colour in terminal output",
 }
@@ -70,10 +71,19 @@ def cxx_compiler() -> str:
 
 def disabled() -> bool:
     """Whether the vLLM plugin is told to do nothing. Raises UsageError when EMMY_DISABLE is not a yes or a no."""
-    raw = os.environ.get("EMMY_DISABLE", "")
+    return _switch("EMMY_DISABLE", "leave the plugin enabled")
+
+
+def fast_math() -> bool:
+    """Whether sums are to be hybrid where they can be. Raises UsageError when EMMY_FAST_MATH is not a yes or a no."""
+    return _switch("EMMY_FAST_MATH", "keep sums in f32")
+
+
+def _switch(variable: str, without: str) -> bool:
+    raw = os.environ.get(variable, "")
     text = raw.strip().lower()
     if text not in _TRUE | _FALSE:
-        raise UsageError(f"EMMY_DISABLE is {raw!r}, allowed are 1 and 0. Unset it to leave the plugin enabled.")
+        raise UsageError(f"{variable} is {raw!r}, allowed are 1 and 0. Unset it to {without}.")
     return text in _TRUE
 
 

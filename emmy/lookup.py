@@ -29,7 +29,7 @@ from emmy.search.predictions import Prediction, find_prediction, has_stale_predi
 from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.session import fastest
-from emmy.winner import Winner, find_winner, measured_rows
+from emmy.winner import Winner, find_winner, measured_rows, sums_wanted
 
 log = logging.getLogger("emmy.lookup")
 _NEAR = 4.0  # of sizes whose ratios multiply to more than 16, a winner is no better guess than the default
@@ -63,7 +63,7 @@ def subject(
         elif (pick := prediction(op, gpu=gpu, home=home)) is not None:
             schedule, origin, note = pick.schedule, "predicted", str(pick)
         else:
-            schedule, origin = ScheduleSpace(op, target, threads).default().key, "default"
+            schedule, origin = ScheduleSpace(op, target, threads, sums_wanted()).default().key, "default"
             stale = has_stale_prediction(home or config.home(), op, target)
             why = (
                 "the schedule predicted for it makes another source now: tune again"

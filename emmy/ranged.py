@@ -41,7 +41,7 @@ from emmy.search.ranges import (
 )
 from emmy.search.session import Request
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
-from emmy.winner import believed, is_raced, undisturbed
+from emmy.winner import believed, is_raced, sums_wanted, undisturbed, with_sums
 
 _NO_FAULT = ("ok", "device_lost")  # of the schedule
 
@@ -60,7 +60,8 @@ class Group:
     ) -> Group:
         parts = starting_ranges(op) if by_range else (op,)
         each = share(budget, len(parts))
-        return cls(op, tuple(Request(p, target, strategy, seed, each, threads, fresh) for p in reversed(parts)))
+        sums = sums_wanted()
+        return cls(op, tuple(Request(p, target, strategy, seed, each, threads, fresh, sums) for p in reversed(parts)))
 
     @property
     def said(self) -> str | None:
@@ -180,7 +181,7 @@ class Measured(Evidence):
             for (key,) in ops:
                 if (span := span_of(op, str(key))) is not None:
                     found = s.rows(op=str(key), target=target.name, origins=("measured",))
-                    rows[span] = [r for r in found if r.protocol.threads == threads]
+                    rows[span] = list(with_sums([r for r in found if r.protocol.threads == threads], sums_wanted()))
         return cls(op, target, rows)
 
     def known(self) -> Known:

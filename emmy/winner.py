@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from emmy import config
 from emmy.costmodel.dataset import Dataset
+from emmy.ir.ops.op import Accumulate
+from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
 from emmy.measure.rivals import RIVALS
 from emmy.records import Measurement
@@ -40,12 +43,25 @@ def is_raced(row: Measurement) -> bool:
     return "speedup" in row.static and row.baseline not in RIVALS[1:]
 
 
+def sums_wanted() -> Accumulate:
+    """How schedules are to keep their sums: hybrid with EMMY_FAST_MATH=1, else in f32."""
+    return "hybrid" if config.fast_math() else "f32"
+
+
+def with_sums(rows: Sequence[Measurement], sums: Accumulate) -> tuple[Measurement, ...]:
+    """The rows whose schedules keep their sums so; where none does, as with ops that sum no products of f16, those in f32."""
+    by = {r.schedule: sums_of(r.schedule) for r in rows}
+    wanted = sums if sums in by.values() else "f32"
+    return tuple(r for r in rows if by[r.schedule] == wanted)
+
+
 def measured_rows(home: Path, op: str, target: Target, threads: int) -> tuple[Measurement, ...]:
-    """Every row measured of the op on the target with that many threads, oldest first; journals come in first."""
+    """Every row measured of the op on the target with that many threads, oldest first, whose sums are as wanted; journals
+    come in first."""
     dataset = Dataset.of(home)
     dataset.ingest()
     rows = dataset.rows(target=target.name, op=op, origins=("measured",))
-    return tuple(r for r in rows if r.protocol.threads == threads)
+    return with_sums([r for r in rows if r.protocol.threads == threads], sums_wanted())
 
 
 def find_winner(rows: Sequence[Measurement], product: str) -> Winner | None:

@@ -54,6 +54,18 @@ def add(parser: VerbParser) -> None:
     )
     sub.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_home(sub)
+    sub = parser.add_task("accum-error", accum_error, "the error of sums in f32, hybrid and f16 by K", EXAMPLES[1])
+    add_gpu(sub)
+    sub.add_argument(
+        "--k", type=positive, nargs="+", default=[], metavar="K", help="lengths of the sums, multiples of 128"
+    )
+    sub.add_argument(
+        "--size", type=positive, default=0, metavar="N", help="rows and columns (default: 512; emulated 64)"
+    )
+    sub.add_argument(
+        "--seeds", type=positive, default=0, metavar="N", help="draws of the operands (default: 3; emulated 1)"
+    )
+    sub.add_argument("--emulate", action="store_true", help="run the kernels' text on the emulator; no GPU is needed")
     sub = parser.add_task("report", report, "sum up results, and draw them", EXAMPLES[2])
     sub.add_argument("results", type=Path, help="the folder of `bench kernels`, or a Parquet file of one")
     sub.add_argument("--html", type=Path, metavar="FILE", help="write one page with everything, that needs no network")
@@ -107,6 +119,20 @@ def kernels(args: Namespace, screen: Screen) -> int:
     if any(r.status == "correctness" for c in cases for r in c.lanes.values() if r.runs == "emmy"):
         return WRONG
     return INTERRUPTED if stop.asked else 0
+
+
+def accum_error(args: Namespace, screen: Screen) -> int:
+    from emmy.benchmark.accumulation import sum_errors
+    from emmy.ir.target import load_target
+
+    found = []
+    for e in sum_errors(load_target(args.gpu), args.k, args.size, args.seeds, emulate=args.emulate):
+        screen.say(f"K {e.k}, {e.sums}: relative L2 error {e.relative_l2:.3g}")
+        found.append(e)
+    columns = {"k": "K", "sums": "sums", "l2": "relative L2", "worst": "largest / mean magnitude", "where": "where"}
+    told = ({**record_of(e), "l2": f"{e.relative_l2:.3g}", "worst": f"{e.largest:.3g}"} for e in found)
+    screen.rows("sum_error", told, columns)
+    return 0
 
 
 def report(args: Namespace, screen: Screen) -> int:

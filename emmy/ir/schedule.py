@@ -58,14 +58,17 @@ def parse_move(text: str, index: int = 0) -> Move:
 
 
 def sums_of(schedule: str) -> Accumulate:
-    """How the schedule keeps its sums where it is least exact. Raises UsageError for what is none."""
+    """How the schedule keeps its sums where it is least exact; what this Emmy cannot read of it says nothing."""
     kinds = set(map(_accumulates, schedule.split()))
     return "f16" if "f16" in kinds else "hybrid" if "hybrid" in kinds else "f32"
 
 
 @lru_cache(maxsize=1 << 14)  # stored schedules share most of their words
 def _accumulates(word: str) -> Accumulate | None:
-    return parse_move(word).accumulate
+    try:
+        return parse_move(word).accumulate
+    except UsageError:
+        return None
 
 
 def format_schedule(moves: tuple[Move, ...]) -> str:

@@ -20,6 +20,7 @@ from emmy.costmodel.model import UNCALIBRATED_LOG2, CostModel
 from emmy.costmodel.multiprocessor import LAUNCH_US
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import Op
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Plan
 from emmy.ir.roofline import peak_tflops, roofline_us
 from emmy.ir.schedule import replay
@@ -174,8 +175,8 @@ def _share(plan: Plan, target: Target) -> float:
 class RatedSpace(ScheduleSpace):
     """The schedules of a forecast's op. Features have one more column, its `offset`: it follows from the plan alone."""
 
-    def __init__(self, forecast: Forecast) -> None:
-        super().__init__(forecast.op, forecast.target, 1)
+    def __init__(self, forecast: Forecast, sums: Accumulate | None = None) -> None:
+        super().__init__(forecast.op, forecast.target, 1, sums)
         self.forecast = forecast
 
     @property

@@ -131,7 +131,7 @@ class Predicting:
 
     def _space(self) -> RatedSpace:
         prior = load_target(self.model.card.target) if self.model else None
-        return RatedSpace(Forecast(self.request.op, self.request.target, self.model, prior))
+        return RatedSpace(Forecast(self.request.op, self.request.target, self.model, prior), self.request.sums)
 
     # ------------------------------------------------------------ search
     def _search(self, space: RatedSpace, strategy: Strategy) -> str:

@@ -15,10 +15,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from emmy import config
 from emmy.codegen.build import source
 from emmy.costmodel.shards import check_target
 from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops import Op
+from emmy.ir.ops.op import Accumulate
+from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
 
 _VERSION = 1
@@ -99,7 +102,9 @@ def has_stale_prediction(home: Path, op: Op, target: Target) -> bool:
 
 
 def _latest(home: Path, op: Op, target: Target) -> Prediction | None:
-    return next((p for p in reversed(_all(home, target)) if p.op == op.key), None)
+    own = [p for p in reversed(_all(home, target)) if p.op == op.key]
+    wanted: Accumulate = "hybrid" if config.fast_math() and any(sums_of(p.schedule) == "hybrid" for p in own) else "f32"
+    return next((p for p in own if sums_of(p.schedule) == wanted), None)
 
 
 def _all(home: Path, target: Target) -> list[Prediction]:

@@ -7,7 +7,7 @@ The lower tree fills the knobs in order; each domain follows from the plan as fi
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 
@@ -55,13 +55,19 @@ class ScheduleSpace:
     """Points are schedules, keyed by their text. Feature rows are `emmy.costmodel.features` of the replayed plan."""
 
     def __init__(self, op: Op, target: Target, threads: int = 1, sums: Accumulate | None = None) -> None:
-        """sums: how all schedules keep their sums; None = as it pays on the target, less exact ones included"""
-        self.sums = _possible(sums, op)
+        """sums: how all schedules keep their sums, where the op has one that does, else in f32; None = as it pays on the target"""
         self.op, self.target, self.threads, self.program = op, target, threads, op.program()
         self.name = f"{op.key} on {target.name}"
         self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
         self._sites_of_kind: dict[tuple[type[Move], tuple[Move, ...]], tuple[Site, ...]] = {}
         self._domains: tuple[Decision, ...] | None = None
+        # Where an instruction is needed, and none keeps sums as is asked for: no end of a skeleton.
+        self._lacking: set[tuple[Move, ...]] = set()
+        self.sums = sums if op.program().dtype == "f16" and not target.is_cpu else sums and "f32"
+        if self.sums not in (None, "f32") and not self._has_schedules():
+            self.sums = "f32"
+            self._sites_of.clear()
+            self._lacking.clear()
 
     # ------------------------------------------------------------ the tree
     def root(self) -> TreeNode:
@@ -88,7 +94,7 @@ class ScheduleSpace:
     ) -> TreeNode:
         legal = self._legal(skeleton, filled) if len(skeleton) < _LONGEST else ()
         values = tuple(str(s.move) for s in legal)
-        if not any(s.mandatory or s.move.mandatory for s in legal):
+        if not _mandatory(legal) and filled not in self._lacking:
             values = (*values, DONE)
         decision = Decision(f"move {len(skeleton)}", values, ordered=False)
         return TreeNode(skeleton, filled, False, (), format_schedule(skeleton), choices, decision)
@@ -145,9 +151,10 @@ class ScheduleSpace:
     def _sites(self, filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """Every site on the plan that `filled` makes."""
         if filled not in self._sites_of:
-            found = [
-                s for cls in MOVES.values() if cls.searched for s in self._listed(cls, filled) if self._keeps(s.move)
-            ]
+            every = [s for cls in MOVES.values() if cls.searched for s in self._listed(cls, filled)]
+            found = [s for s in every if self._keeps(s.move)]
+            if self.sums and _mandatory(every) and not _mandatory(found):
+                self._lacking.add(filled)
             self._sites_of[filled] = tuple(sorted(found, key=lambda s: (s.move.phase, str(s.move))))
         return self._sites_of[filled]
 
@@ -156,6 +163,12 @@ class ScheduleSpace:
         if move.accumulate is None or self.target.is_cpu:
             return True
         return move.accumulate == self.sums if self.sums else pays(move.accumulate, self.target)
+
+    def _has_schedules(self) -> bool:
+        try:
+            return bool(self.default())
+        except PlanError:
+            return False
 
     def _listed(self, cls: type[Move], filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """The sites of one kind of move on the plan that `filled` makes: all that choosing the knobs of one needs."""
@@ -347,9 +360,9 @@ class ScheduleSpace:
         return np.stack(rows) if rows else np.empty((0, len(self.feature_names)))
 
 
-def _possible(sums: Accumulate | None, op: Op) -> Accumulate | None:
-    """Sums are kept in f16 of f16 products alone: of other dtypes in f32 whatever is asked for."""
-    return "f32" if sums and op.program().dtype != "f16" else sums
+def _mandatory(sites: Iterable[Site]) -> bool:
+    """Whether a search does not stop where these sites are."""
+    return any(s.mandatory or s.move.mandatory for s in sites)
 
 
 def _filled(move: Move, chosen: Mapping[str, Value]) -> Move:

@@ -16,6 +16,7 @@ from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
 from emmy.ir.ops import Op
+from emmy.ir.ops.op import Accumulate
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
@@ -29,7 +30,7 @@ from emmy.search.registry import COLLECT, make_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Trial
 from emmy.search.tuner import Plan, Run, Start, Stop, is_complete
-from emmy.winner import find_winner
+from emmy.winner import find_winner, with_sums
 
 log = logging.getLogger("emmy.search.session")
 
@@ -40,7 +41,10 @@ _MOST_KNOWN = 2000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One op to tune. `protocol` names how it is timed (cache, threads): rows of another protocol are not known trials."""
+    """One op to tune. `protocol` names how it is timed (cache, threads): rows of another protocol are not known trials.
+
+    sums: how its schedules keep their sums; None = as it pays on the target
+    """
 
     op: Op
     target: Target
@@ -49,6 +53,7 @@ class Request:
     budget: Budget
     threads: int
     fresh: bool = False
+    sums: Accumulate | None = None
 
 
 def open_run(
@@ -65,7 +70,7 @@ def open_run(
 
     done: ops that the same command has finished already; kept with a new run, see `finished_before`
     """
-    space = ScheduleSpace(request.op, request.target, request.threads)
+    space = ScheduleSpace(request.op, request.target, request.threads, request.sums)
     plan, device = _plan(request, model), measurer.device
     run_id = _next_run_id(plan, request, device, home, emmy_version)
     _set_aside(request, home, "" if request.fresh else run_id, on_event)
@@ -108,6 +113,7 @@ def _plan(request: Request, model: CostModel | None) -> Plan:
 def _next_run_id(plan: Plan, request: Request, device: Device, home: Path, emmy_version: str) -> str:
     """The id of the first run of this plan that has not ended: interrupted, or not begun."""
     protocol, generation = f"{request.threads} threads on {device.product} {device.uuid_hash}", 0
+    protocol += " with hybrid sums" if request.sums == "hybrid" else ""
     while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
         generation += 1
     return plan.run_id(protocol, generation, emmy_version)
@@ -148,7 +154,8 @@ def _start(request: Request, space: ScheduleSpace, device: Device, home: Path, o
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
         winners = fastest(snapshot, request.target, request.threads)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
-    stored = find_winner([r for r in here if r.origin == "measured"], device.product)
+    own = [r for r in here if r.origin == "measured"]
+    stored = find_winner(with_sums(own, request.sums) if request.sums else own, device.product)
     best = (stored.schedule,) if stored else ()
     if request.fresh:
         return Start(best=best)
