@@ -54,7 +54,7 @@ from emmy.search.predict import Predicting, prior_model
 from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.ranges import RangeWinner
 from emmy.search.registry import check_strategy
-from emmy.search.session import Request, load_model
+from emmy.search.session import Request, at_stake, load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import by_schedule, find_winner, measured_rows
@@ -114,7 +114,7 @@ def tune(
     stop: Stop | None = None,
     by_range: bool = True,
 ) -> TuneResult | tuple[TuneResult, ...]:
-    """The fastest schedule found for an op; for a sequence of ops one result each, those with the most work first.
+    """The fastest schedule found for an op; for a sequence of ops one result each, the most valuable first (`at_stake`).
 
     Where the GPU is not here nothing is measured: `best` is None, and `predicted` is the schedule that a model and the
     card's roofline rank first among those that compile without spills and that the emulator finds right.
@@ -136,8 +136,8 @@ def tune(
     ops, limits, target = _asked(op, budget, gpu)
     home, stop = home or config.home(), stop or Stop()
     leader = load_model(model, target, home, on_event)
-    by_work = sorted(ops, key=lambda o: -o.work().flops)
-    groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_work]
+    by_value = sorted(ops, key=at_stake(target, threads, home), reverse=True)
+    groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_value]
     for text in (g.said for g in groups):
         if text is not None:
             on_event(Note(text))

@@ -44,6 +44,7 @@ class Stored:
     target: Target
     threads: int
     rows: dict[str, list[Measurement]] = field(default_factory=dict)  # by op
+    _plain: list[tuple[str, str]] = field(default_factory=list)  # (op, its default) of hybrid sums
     _refused: set[object] = field(default_factory=set)
     _fastest: dict[Accumulate, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
@@ -106,7 +107,12 @@ class Stored:
         return Pick(op, default, "default", "the schedule that a search measures first") if default else None
 
     def _default(self, op: Op, sums: Accumulate) -> str | None:
-        """The plain schedule with such sums. Ops that differ in sizes alone are refused alike, so that one is tried."""
+        """The plain schedule with such sums, which of others than f32 takes seconds to find: that of an op of other sizes
+        serves where it replays, and where one op is refused those of other sizes are too.
+        """
+        for _, schedule in near_winners(op, self._plain) if sums != "f32" else ():
+            if self._replays(op, schedule):
+                return schedule
         form = (op.kind, tuple(v.axes for v in op.program().inputs), sums)
         if form in self._refused:
             return None
@@ -117,7 +123,7 @@ class Stored:
         if not default or sums_of(default) != sums:
             self._refused.add(form)
             return None
-        self._fastest[sums] = (*self._winners(sums), (op.key, default))  # for those that come after
+        self._plain += [(op.key, default)] if sums != "f32" else []
         return default
 
     def _winners(self, sums: Accumulate) -> tuple[tuple[str, str], ...]:

@@ -56,26 +56,28 @@ def warm(
     environment: Mapping[str, str],
     on_progress: Callable[[Warmed], None] = lambda w: None,
 ) -> list[Warmed]:
-    """Compiles each (op, rival) in one of `workers` processes; those that did not answer are left out.
+    """Compiles each (op, rival) in one of `workers` processes, as many again for max-autotune; those that did not answer
+    are left out.
 
     threads:     of torch on a CPU: what the measuring worker has, for the code depends on it
     environment: as the measuring worker's, with `inductor_cache`
     """
     # With its cache of graphs max-autotune would keep what it chose on a crowded device: only its kernels are kept.
-    groups = [(("1", [a for a in asked if a[1] != AUTOTUNED])), ("0", [a for a in asked if a[1] == AUTOTUNED])]
+    groups = [("1", [a for a in asked if a[1] != AUTOTUNED]), ("0", [a for a in asked if a[1] == AUTOTUNED])]
+    started: list[subprocess.Popen[bytes]] = []
     done: list[Warmed] = []
-    for graphs, group in groups:
-        n = min(workers, len(group))
-        env = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": graphs}
-        started = [_start(group[i::n], threads, on_gpu, env) for i in range(n)]
-        try:
-            for warmed in _answers(started):
-                done.append(warmed)
-                on_progress(warmed)
-        finally:
-            for p in started:
-                p.kill()
-                p.communicate()
+    try:
+        for graphs, group in groups:  # at once, so that the last of one does not keep the other waiting
+            n = min(workers, len(group))
+            env = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": graphs}
+            started += [_start(group[i::n], threads, on_gpu, env) for i in range(n)]
+        for warmed in _answers(started):
+            done.append(warmed)
+            on_progress(warmed)
+    finally:
+        for p in started:
+            p.kill()
+            p.communicate()
     _forget_choices(Path(environment["TORCHINDUCTOR_CACHE_DIR"]))
     return done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,8 @@ from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
 from emmy.ir.ops import Op
 from emmy.ir.ops.op import Accumulate
+from emmy.ir.roofline import roofline_us
+from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
@@ -30,13 +32,14 @@ from emmy.search.registry import COLLECT, make_strategy
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Trial
 from emmy.search.tuner import Plan, Run, Start, Stop, is_complete
-from emmy.winner import find_winner, with_sums
+from emmy.winner import find_winner
 
 log = logging.getLogger("emmy.search.session")
 
 _NEAREST = 8  # schedules after the winners of other problems, tried first
 _RESPELT = 16  # known schedules, the fastest of those that a search writes otherwise
 _MOST_KNOWN = 2000
+_PLAIN = 3.0  # times the roofline that a schedule nobody searched for may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +157,8 @@ def _start(request: Request, space: ScheduleSpace, device: Device, home: Path, o
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
         winners = fastest(snapshot, request.target, request.threads)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
-    own = [r for r in here if r.origin == "measured"]
-    stored = find_winner(with_sums(own, request.sums) if request.sums else own, device.product)
+    here = [r for r in here if space.sums in (None, sums_of(r.schedule))]
+    stored = find_winner([r for r in here if r.origin == "measured"], device.product)
     best = (stored.schedule,) if stored else ()
     if request.fresh:
         return Start(best=best)
@@ -206,6 +209,26 @@ def fastest(snapshot: Snapshot, target: Target, threads: int) -> tuple[tuple[str
         f"WHERE status = 'ok' AND target = '{target.name}' AND threads = {threads} GROUP BY op ORDER BY op"
     ).rows
     return tuple((str(op), str(schedule)) for op, schedule in rows)
+
+
+def at_stake(target: Target, threads: int, home: Path) -> Callable[[Op], float]:
+    """Microseconds that a search of an op may still gain: what its best stored time, or of one that was never measured a
+    plain schedule, takes beyond the roofline. The op with the most is the most valuable to tune.
+    """
+    dataset = Dataset.of(home)
+    dataset.ingest()
+    with dataset.snapshot() as snapshot:
+        rows = snapshot.query(
+            "SELECT op, min(list_median(samples_us)) FROM measurement WHERE status = 'ok' AND origin = 'measured' "
+            f"AND target = '{target.name}' AND threads = {threads} GROUP BY op"
+        ).rows
+    known = {str(op): float(str(us)) for op, us in rows}
+
+    def stake_us(op: Op) -> float:
+        roof_us = roofline_us(op.work(), target, op.program().dtype, threads).time_us
+        return known.get(op.key, _PLAIN * roof_us) - roof_us
+
+    return stake_us
 
 
 def load_model(choice: str | None, target: Target, home: Path, on_event: Listener = ignore) -> CostModel | None:

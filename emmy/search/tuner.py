@@ -18,6 +18,7 @@ from pathlib import Path
 
 from emmy.errors import DataError
 from emmy.ir.dispatch import Dispatch
+from emmy.ir.roofline import roofline_us
 from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
 from emmy.measure.measurer import Measurer, Speedup
 from emmy.records import Candidate, Measurement, new_id, now_utc
@@ -265,9 +266,8 @@ class Run:
         for row, elapsed_s in self._stream(points):
             self._take(row, elapsed_s)
             trials.append(Trial(by_key[row.schedule], row.time_us))
-            why = (
-                INTERRUPTED if self.stop.asked else self.plan.budget.spent(len(self.rows), elapsed_s, self._since_best)
-            )
+            spent = self.plan.budget.spent(len(self.rows), elapsed_s, self._since_best, self._reached())
+            why = INTERRUPTED if self.stop.asked else spent
             if why:
                 break
         self.strategy.tell(trials)
@@ -288,6 +288,12 @@ class Run:
         self._best, self._since_best = (row, 0) if is_best else (self._best, self._since_best + 1)
         best_us = self._best.time_us if self._best else None
         self.on_event(Measured(row, len(self.rows), best_us, is_best, elapsed_s, self._eta()))
+
+    def _reached(self) -> float:
+        """The share of the roofline that the best time reaches. A disturbed time is too long, so that it misleads nobody."""
+        s = self.space
+        least = roofline_us(s.op.work(), s.target, s.op.program().dtype, s.threads).time_us
+        return least / _time(self._best)
 
     def _eta(self) -> float | None:
         n, b = len(self.rows), self.plan.budget

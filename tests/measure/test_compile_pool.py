@@ -72,3 +72,20 @@ def test_leaving_early_drops_what_has_not_begun() -> None:
     release.set()
     pool.close()
     assert len(begun) <= 2
+
+
+def test_what_is_begun_ahead_is_compiled_once_and_taken_by_whoever_asks_for_it() -> None:
+    asked: list[str] = []
+
+    def build(candidate: Candidate) -> Built:
+        asked.append(candidate.schedule)
+        return Built(Path(candidate.schedule), "")
+
+    pool = CompilePool(build, 1)
+    a, b = (Candidate("matmul:8x8x8:f32", s) for s in "ab")
+    pool.begin([b])
+    assert [c.candidate for c in pool.compile([a, b])] == [a, b]
+    assert asked == ["b", "a"]
+    assert [c.candidate for c in pool.compile([b])] == [b]  # taken once
+    pool.close()
+    assert asked == ["b", "a", "b"]

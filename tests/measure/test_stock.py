@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +18,7 @@ from emmy.measure.check import operands
 from emmy.measure.device import Runnable
 from emmy.measure.guarded import plain
 from emmy.measure.job import STOCK_ERROR_NORM, stock_error_norm
-from emmy.measure.rivals import COMPILED
+from emmy.measure.rivals import AUTOTUNED, COMPILED
 from emmy.measure.stock import (
     NumpyBmm,
     NumpyGlu,
@@ -26,6 +30,7 @@ from emmy.measure.stock import (
     host_tensor,
     stock,
 )
+from emmy.measure.stock_warm import Warmed, inductor_cache, warm
 from emmy.measure.torch_formula import TorchFormula
 
 F32 = [
@@ -218,3 +223,31 @@ def test_results_that_torch_allocates_rotate_through_memory_as_operands_do() -> 
         call()
     assert len(set(made[:4])) == len(set(made[4:])) == 4
     assert [float(x["Y"].max()) for x in outputs] == [0.0] * 4 and shared.checked
+
+
+@pytest.mark.slow
+def test_a_kernel_compiled_ahead_is_found_by_the_process_that_measures(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    op, environment = "rms_norm:5x64:f32", inductor_cache(tmp_path)
+    told: list[Warmed] = []
+    asked = [(op, COMPILED), ("matmul:5x8x64:f32", AUTOTUNED), ("matmul:5x8x64:f32", COMPILED)]
+    done = warm(asked, workers=2, threads=1, on_gpu=False, environment=environment, on_progress=told.append)
+    assert sorted((w.op, w.against) for w in done) == sorted(asked) and not any(w.error for w in done) and told == done
+    assert not (tmp_path / "inductor" / "cache").exists()  # what was chosen by timing
+    script = (
+        "import torch; torch.set_grad_enabled(False); torch.set_num_threads(1)\n"
+        "from emmy.measure.stock_warm import _compile; from torch._dynamo.utils import counters\n"
+        f"assert _compile({op!r}, {COMPILED!r}, 'cpu') == ''; print(dict(counters['inductor']))"
+    )
+    env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    said = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    assert "'fxgraph_cache_hit': 1" in said
+
+
+@pytest.mark.slow
+def test_max_autotune_computes_a_product_alone_too() -> None:
+    pytest.importorskip("torch")
+    found = stock(parse_op("matmul:5x8x64:f32:nk"), 1, AUTOTUNED)
+    assert found is not None and found[0] == AUTOTUNED
+    norm = run("matmul:5x8x64:f32:nk", found[1], "normal")
+    assert norm is not None and norm <= 1

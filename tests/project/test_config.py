@@ -54,6 +54,15 @@ def test_a_file_where_a_folder_is_needed_is_refused(monkeypatch: pytest.MonkeyPa
         config.home()
 
 
+def test_fast_math_takes_a_yes_or_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.fast_math() is False
+    monkeypatch.setenv("EMMY_FAST_MATH", "on")
+    assert config.fast_math() is True
+    monkeypatch.setenv("EMMY_FAST_MATH", "very")
+    with pytest.raises(UsageError, match="EMMY_FAST_MATH is 'very', allowed are 1 and 0"):
+        config.fast_math()
+
+
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("Yes", True), ("", False), ("0", False), ("off", False)])
 def test_emmy_disable_takes_a_yes_or_a_no(monkeypatch: pytest.MonkeyPatch, value: str, off: bool) -> None:
     monkeypatch.setenv("EMMY_DISABLE", value)
