@@ -15,7 +15,7 @@ work=${EMMY_WORK:-/tmp/emmy-collect}
   case $mode in
     first)
       timeout 240 python3 -m pytest -m gpu tests/measure_gpu -q --maxfail=8 -p no:cacheprovider
-      timeout 60 python3 experiments/h200_accum_error.py --out "$out/accum.jsonl"
+      timeout 60 python3 -m emmy bench accum-error --gpu h200 --json >"$out/accum.jsonl"
       timeout 110 python3 experiments/h200_matmul.py --out "$out" --work "$work" --seconds 100 --most-ops 6 --trials 60 --random 30 --searches 3
       timeout 160 sh experiments/h200_sanitize.sh "$out/summary.jsonl" "$out/sanitize.txt" 3 45
       ;;

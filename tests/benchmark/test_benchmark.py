@@ -274,3 +274,22 @@ def test_sums_in_f16_err_more_than_promoted_ones_and_those_more_than_f32(capsys:
     assert main(["bench", "accum-error", "--gpu", "h200", "--emulate", "--k", "256", "--json"]) == 0
     errors = {o["sums"]: o["relative_l2"] for o in map(json.loads, capsys.readouterr().out.splitlines())}
     assert errors["f32"] < errors["hybrid 16"] < errors["hybrid 128"] < errors["f16"] < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_all_lanes_are_really_measured_on_this_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    ops = ("matmul:16x32x64:f32", "matmul:16x32x64:f32:bias")
+    assert main(["bench", "kernels", *ops, "--out", str(tmp_path), "--rounds", "3", "--compilers", "2"]) == 0
+    alone, biased = case_lanes(read(tmp_path))
+    if alone.case != ops[0]:
+        alone, biased = biased, alone
+    assert {lane for lane, r in biased.lanes.items() if r.status == "ok"} == {
+        "eager",
+        "compile",
+        "max-autotune",
+        "emmy",
+    }
+    assert alone.lanes["compile"].status == "none" and alone.ratio("emmy", "compile") == alone.ratio("emmy", "eager")
+    assert all(len(r.samples_us) == 3 and r.torch for r in biased.lanes.values() if r.status == "ok")
