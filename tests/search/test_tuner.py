@@ -320,7 +320,7 @@ def test_ops_of_a_sequence_are_tuned_in_the_order_of_their_work(tmp_path: Path) 
     assert [e.op for e in events if isinstance(e, Started)] == [large, small] == [r.op for r in results]
 
 
-THREE = ("matmul:128x256x64:f32", "matmul:64x96x128:f32", "matmul:16x32x64:f32")  # the most work first
+THREE = ("matmul:128x256x64:f32", "matmul:64x96x128:f32", "matmul:16x32x64:f32")  # the most time at stake first
 
 
 def tune_three(home: Path, stop: Stop | None = None, on_event: object = ignore) -> tuple[TuneResult, ...]:
@@ -344,7 +344,7 @@ def test_a_sequence_that_was_interrupted_goes_on_at_the_op_at_hand(tmp_path: Pat
     second = tune_three(tmp_path, on_event=events.append)
     assert [(r.op, r.resumed, r.trials) for r in second] == [(THREE[1], 3, 5), (THREE[2], 0, 5)]
     assert any(isinstance(e, Note) and THREE[0] in e.text for e in events)
-    assert [r.op for r in tune_three(tmp_path)] == list(THREE), "once it has ended, the same command begins anew"
+    assert {r.op for r in tune_three(tmp_path)} == set(THREE), "once it has ended, the same command begins anew"
 
 
 def test_a_sequence_interrupted_between_two_ops_goes_on_with_the_next(tmp_path: Path) -> None:
