@@ -23,7 +23,7 @@ from emmy.pack import Choice, Evidence, Offer
 from emmy.records import Measurement
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
 from emmy.search.ranges import TILE, Span, span_of, symbol_of
-from emmy.winner import Winner, find_winner, is_raced, undisturbed
+from emmy.winner import Winner, find_winner, is_raced, sums_wanted, undisturbed, with_sums
 
 REACH = 2  # a time at size s speaks of the sizes above s / REACH
 FAILED = ("correctness", "runtime", "timeout")  # never to be run for anybody, whatever other rows say
@@ -132,6 +132,7 @@ def shared_out(spans: Mapping[Span, Verdict], first: int) -> list[tuple[Span, Sp
 
 # ---------------------------------------------------------------- verdicts
 def _measured(op: Op, rows: Sequence[Measurement], target: Target) -> Verdict:
+    rows = with_sums(rows, sums_wanted())
     first = find_winner(rows, target.product)
     if first is None:
         return Verdict("", NOTHING.format(target.name))
