@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, floor, log10
 
 from emmy.benchmark.lanes import Lane
-from emmy.benchmark.summary import CaseLanes, lanes_of
+from emmy.benchmark.summary import CaseLanes, lanes_of, tier_order
 
 COLOURS: dict[Lane, str] = {
     "eager": "#555", "compile": "#8195b5", "max-autotune": "#a78bc0", "emmy": "#d9472b", "emmy-hybrid": "#eda54a",
@@ -24,7 +24,8 @@ def chart_svg(cases: Sequence[CaseLanes], *, alone: bool = True) -> str:
     """
     shown = [lane for lane in lanes_of(cases) if lane != "eager"]
     drawn = sorted(
-        (c for c in cases if _speeds(c, shown)), key=lambda c: (c.kind, _tier(c.tier), -max(_speeds(c, shown).values()))
+        (c for c in cases if _speeds(c, shown)),
+        key=lambda c: (c.kind, tier_order(c.tier), -max(_speeds(c, shown).values())),
     )
     rows = [drawn[i : i + _A_ROW] for i in range(0, len(drawn), _A_ROW)]
     width, height = _LEFT + _PITCH * min(_A_ROW, max(1, len(drawn))) + 20, _HEAD + (_PLOT + _LABELS) * len(rows)
@@ -32,11 +33,6 @@ def chart_svg(cases: Sequence[CaseLanes], *, alone: bool = True) -> str:
     for i, row in enumerate(rows):
         body += _row(row, shown, _HEAD + i * (_PLOT + _LABELS) + _ROOMY)
     return _svg(width, height, body, alone)
-
-
-def _tier(tier: str) -> tuple[int, str]:
-    digits = "".join(c for c in tier if c.isdigit())
-    return int(digits or 0), tier
 
 
 def _speeds(case: CaseLanes, lanes: Sequence[Lane]) -> dict[Lane, float]:
@@ -62,13 +58,15 @@ def _row(cases: Sequence[CaseLanes], lanes: Sequence[Lane], top: float) -> Itera
         colour = COLOURS["eager"] if tick == 1 else "#e3e3e3"
         yield f'<line x1="{_LEFT}" x2="{right}" y1="{at(tick):.1f}" y2="{at(tick):.1f}" stroke="{colour}"/>'
         yield _text(_LEFT - 6, at(tick) + 4, f"{tick:g}", 10, "end")
-    bar, kind = (_PITCH - 6) / max(1, len(lanes)), ""
+    bar, kind, said, high = (_PITCH - 6) / max(1, len(lanes)), "", -100, False
     for i, case in enumerate(cases):
         x = _LEFT + _PITCH * i
         if case.kind != kind:
             kind = case.kind
             yield f'<line x1="{x}" x2="{x}" y1="{top - 8}" y2="{bottom + 4}" stroke="#999" stroke-dasharray="3 3"/>'
-            yield _text(x + 3, top - 3, kind, 11)
+            high = x - said < 5 * _PITCH and not high  # above the label before, where that is near
+            said = x
+            yield _text(x + 3, top - (13 if high else 3), kind, 10)
         for lane, speed in _speeds(case, lanes).items():
             left = x + 3 + bar * lanes.index(lane)
             title = f"<title>{escape(case.case)}, {lane}: {speed:.3f} times eager, {case.time_us(lane):.4g} us</title>"

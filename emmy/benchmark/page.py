@@ -20,7 +20,8 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:2px 10px;text-align:right;border-bottom:1px solid #eee;white-space:nowrap}
 th{background:#f6f6f4;position:sticky;top:0}th.sort{cursor:pointer}
 td.t,th.t{text-align:left}td.lost{color:#b3261e;font-weight:600}
-.scroll{overflow:auto;max-height:760px}pre{overflow:auto;max-height:560px;background:#f7f7f5;padding:10px;font-size:12px}
+.scroll{overflow:auto;max-height:760px}td code{white-space:nowrap}
+pre{overflow:auto;max-height:560px;background:#f7f7f5;padding:10px;font-size:12px}
 svg{max-width:100%;height:auto}.note{color:#666}code{font-size:12px;white-space:normal;overflow-wrap:anywhere}
 details{margin:3px 0}summary{cursor:pointer}
 """

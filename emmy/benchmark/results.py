@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from emmy.benchmark.lanes import Lane
+from emmy.codegen.files import appearing
 from emmy.costmodel.database import quote
 from emmy.errors import DataError
 from emmy.measure.measurer import speedup
@@ -104,8 +105,8 @@ class Results:
         if not path.exists() and (folder / PARQUET).exists():
             rows = read_parquet(folder / PARQUET)
         results = cls(folder, rows)
-        with path.open("w", encoding="utf-8") as out:
-            out.writelines(map(_line, rows))
+        with appearing(path) as new:  # what a kill left torn is left out
+            new.write_text("".join(map(_line, rows)), encoding="utf-8")
         return results
 
     def append(self, rows: Sequence[LaneRow]) -> None:
@@ -150,8 +151,7 @@ def write_parquet(rows: Sequence[LaneRow], path: Path) -> None:
     import duckdb
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    with duckdb.connect() as con:
+    with duckdb.connect() as con, appearing(path) as new:
         names = ", ".join(f'"{name}" {sql}' for name, sql in COLUMNS.items())
         con.execute(f"CREATE TABLE lane ({names})")
         if rows:
@@ -159,7 +159,6 @@ def write_parquet(rows: Sequence[LaneRow], path: Path) -> None:
             select = ", ".join(f"unnest(?::{sql}[])" for sql in COLUMNS.values())
             con.execute(f"INSERT INTO lane SELECT {select}", columns)
         con.execute(f"COPY lane TO {quote(new)} (FORMAT parquet, COMPRESSION zstd)")
-    new.replace(path)
 
 
 def read_parquet(path: Path) -> list[LaneRow]:

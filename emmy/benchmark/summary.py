@@ -80,11 +80,16 @@ def groups(cases: Sequence[CaseLanes]) -> list[Group]:
     out = []
     for lane, rival in pairs:
         for by, key in keys:
-            for name in dict.fromkeys(map(key, cases)):
+            for name in sorted(set(map(key, cases)), key=tier_order if by == "tier" else None):
                 ratios = [r for c in cases if key(c) == name and (r := c.ratio(lane, rival)) is not None]
                 if ratios:
                     out.append(_group(by, name, lane, rival, ratios))
     return out
+
+
+def tier_order(tier: str) -> tuple[int, str]:
+    """Orders tiers by the number in them."""
+    return int("".join(c for c in tier if c.isdigit()) or 0), tier
 
 
 def _group(by: str, name: str, lane: Lane, rival: Lane, ratios: Sequence[float]) -> Group:
