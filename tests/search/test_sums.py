@@ -43,7 +43,7 @@ def test_sums_are_read_off_a_schedule_where_they_are_the_least_exact() -> None:
 def test_a_space_has_schedules_with_the_sums_asked_for_alone(gpu: str) -> None:
     for sums in ("hybrid", "f32"):
         space, rng = ScheduleSpace(parse_op(OP), load_target(gpu), 1, sums), random.Random(0)  # type: ignore[arg-type]
-        assert {sums_of(space.sample(rng).key) for _ in range(6)} == {sums} == {sums_of(space.default().key)}
+        assert {sums_of(space.sample(rng).key) for _ in range(3)} == {sums} == {sums_of(space.default().key)}
 
 
 def test_what_sums_no_products_of_f16_has_the_schedules_that_it_has_without() -> None:
@@ -69,7 +69,7 @@ def test_a_search_keeps_to_its_lane_and_neither_resumes_nor_replaces_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tune() -> str:
-        result = api.tune(OP, gpu="h200", budget="3", strategy="random", home=tmp_path, measurer=FakeMeasurer("h200"))
+        result = api.tune(OP, gpu="h200", budget="2", strategy="random", home=tmp_path, measurer=FakeMeasurer("h200"))
         assert result.best is not None
         assert {sums_of(r.schedule) for r in (*result.rows, *result.finalists)} == {sums_of(result.best.schedule)}
         return sums_of(result.best.schedule)
