@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +27,7 @@ from emmy.measure.stock_warm import Warmed, inductor_cache, warm
 from emmy.records import Candidate, Measurement, new_id, now_utc
 from emmy.search.tuner import Stop
 
+AHEAD = 0.3  # of a sitting's time that may go into compiling ahead
 LEAST_S = 0.5  # that a case takes: bounds what is compiled ahead for a short sitting
 Told = Callable[[str, int, int, tuple[LaneRow, ...]], None]  # what, done, of, the rows of the case just measured
 
@@ -140,6 +142,7 @@ class BenchSitting:
             threads=s.threads,
             on_gpu=not s.target.is_cpu,
             environment=inductor_cache(config.cache_dir()),
+            seconds=inf if s.seconds is None else AHEAD * s.seconds,
             on_progress=tell,
         )
 

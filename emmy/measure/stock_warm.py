@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ def warm(
     threads: int,
     on_gpu: bool,
     environment: Mapping[str, str],
+    seconds: float = inf,
     on_progress: Callable[[Warmed], None] = lambda w: None,
 ) -> list[Warmed]:
     """Compiles each (op, rival) in one of `workers` processes, as many again for max-autotune; those that did not answer
@@ -61,6 +63,7 @@ def warm(
 
     threads:     of torch on a CPU: what the measuring worker has, for the code depends on it
     environment: as the measuring worker's, with `inductor_cache`
+    seconds:     after which the rest is left to be compiled when its turn comes
     """
     # With its cache of graphs max-autotune would keep what it chose on a crowded device: only its kernels are kept.
     groups = [("1", [a for a in asked if a[1] != AUTOTUNED]), ("0", [a for a in asked if a[1] == AUTOTUNED])]
@@ -71,7 +74,7 @@ def warm(
             n = min(workers, len(group))
             env = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": graphs}
             started += [_start(group[i::n], threads, on_gpu, env) for i in range(n)]
-        for warmed in _answers(started):
+        for warmed in _answers(started, time.monotonic() + seconds):
             done.append(warmed)
             on_progress(warmed)
     finally:
@@ -100,14 +103,14 @@ def _start(
     return process
 
 
-def _answers(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Warmed]:
-    """What the processes say, as they say it, until the last has ended or all are silent for too long."""
+def _answers(processes: Sequence[subprocess.Popen[bytes]], end_s: float) -> Iterator[Warmed]:
+    """What the processes say, as they say it, until the last has ended, all are silent for too long, or the time is up."""
     kept = dict.fromkeys((p.stdout for p in processes), b"")
     with selectors.DefaultSelector() as ready:
         for out in kept:
             assert out is not None
             ready.register(out, selectors.EVENT_READ)
-        while ready.get_map() and (events := ready.select(LIMIT_S)):
+        while ready.get_map() and (events := ready.select(max(0.0, min(LIMIT_S, end_s - time.monotonic())))):
             for key, _ in events:
                 data = os.read(key.fd, 1 << 16)
                 if not data:
