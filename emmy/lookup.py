@@ -18,7 +18,7 @@ from emmy.errors import PlanError, UsageError
 from emmy.exporting import ExportedFiles, export_files
 from emmy.ir.dispatch import Dispatch, is_dispatch, parse_dispatch
 from emmy.ir.ops import Op, parse_op
-from emmy.ir.schedule import replay
+from emmy.ir.schedule import replay, sums_of
 from emmy.ir.target import Target, load_target
 from emmy.levels import LEVELS, Level, LevelName, Origin, Subject, describe, example
 from emmy.loading import load_plan, load_table
@@ -87,8 +87,8 @@ def near_subjects(
     with dataset.snapshot() as snapshot:
         winners = fastest(snapshot, target, threads)
     out: list[Subject] = []
-    space = ScheduleSpace(op, target, threads)
-    for other, schedule in near_winners(op, winners):
+    space = ScheduleSpace(op, target, threads, sums_wanted())
+    for other, schedule in near_winners(op, [w for w in winners if sums_of(w[1]) in ("f32", sums_wanted())]):
         if len(out) == most or (distance(op, other) or 0.0) > _NEAR:
             break
         points = (p.key for _, p in carried_winners(space, [(other, schedule)]))

@@ -17,10 +17,10 @@ from emmy.ir.schedule import replay, sums_of
 from emmy.ir.target import Target
 from emmy.ranged import Measured, Predicted
 from emmy.records import Measurement
+from emmy.search.near import near_winners
 from emmy.search.predictions import find_prediction
 from emmy.search.ranges import RangeWinner, span_of
 from emmy.search.schedule_space import ScheduleSpace
-from emmy.search.session import near_winners
 from emmy.winner import find_winner
 
 Origin = Literal["measured", "predicted", "near", "default"]
@@ -101,7 +101,7 @@ class Stored:
         if said is not None and sums_of(said.schedule) == sums:
             return Pick(op, said.schedule, "predicted", str(said))
         for other, schedule in near_winners(op, self._winners(sums)):
-            if self._replays(op, schedule):
+            if other.partition(":")[0] == op.kind and self._replays(op, schedule):
                 return Pick(op, schedule, "near", f"as {other}")
         default = self._default(op, sums)
         return Pick(op, default, "default", "the schedule that a search measures first") if default else None
@@ -110,8 +110,8 @@ class Stored:
         """The plain schedule with such sums, which of others than f32 takes seconds to find: that of an op of other sizes
         serves where it replays, and where one op is refused those of other sizes are too.
         """
-        for _, schedule in near_winners(op, self._plain) if sums != "f32" else ():
-            if self._replays(op, schedule):
+        for other, schedule in near_winners(op, self._plain) if sums != "f32" else ():
+            if other.partition(":")[0] == op.kind and self._replays(op, schedule):
                 return schedule
         form = (op.kind, tuple(v.axes for v in op.program().inputs), sums)
         if form in self._refused:
