@@ -94,7 +94,8 @@ def test_all_lanes_of_a_case_take_turns_in_one_heat_and_a_second_sitting_measure
     assert bench(tmp_path, third)[1] == 0 and third.heats == []
     for case in case_lanes(results.rows):
         assert len({r.heat for r in case.lanes.values()}) == 1
-        assert case.lanes["emmy"].origin == "default" and case.lanes["emmy-hybrid"].status == "none"
+        assert case.lanes["emmy"].origin in ("default", "near")  # near what the first sitting measured
+        assert case.lanes["emmy-hybrid"].status == "none" and case.lanes["compile"].status == "ok"
 
 
 def test_the_budget_in_seconds_ends_a_sitting_between_cases(tmp_path: Path) -> None:
