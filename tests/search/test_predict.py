@@ -48,7 +48,7 @@ def predict(tmp_path: Path) -> Predict:
         on_event: Callable[[Event], None] = lambda e: None,
         stop: Stop | None = None,
     ) -> TuneResult:
-        request = Request(parse_op(op), load_target(gpu), "random", 0, parse_budget(budget), 1)
+        request = Request(parse_op(op), load_target(gpu), "random", 0, parse_budget(budget), 1, sums="f32")
         return Predicting(request, None, tmp_path, "0", on_event, stop or Stop(), build, checker).go()
 
     return run
