@@ -18,7 +18,9 @@ from emmy.errors import DataError
 
 SCHEMA_VERSION = 1
 
-Status = Literal["ok", "constraints", "compile", "runtime", "correctness", "timeout", "device_lost", "implausible"]
+Status = Literal[
+    "ok", "constraints", "compile", "runtime", "correctness", "timeout", "device_lost", "implausible", "passed_over"
+]
 Origin = Literal["measured", "imported", "derived"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ORIGINS: tuple[Origin, ...] = get_args(Origin)

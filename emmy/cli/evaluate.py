@@ -23,7 +23,7 @@ def configure(parser: ArgumentParser) -> None:
         type=_words,
         default=(),
         metavar="S,S",
-        help="by name, +model added or not; kt:NAME or kt:all are Kernel Tuner's own (default: all of ours)",
+        help="by name, +model added or not; copy-nearest; kt:NAME or kt:all are Kernel Tuner's own (default: all of ours)",
     )
     sub.add_argument(
         "--spaces",
@@ -108,6 +108,7 @@ def _costmodel(args: Namespace, screen: Screen) -> int:
     if args.leave_out == "gpu":
         return _across_gpus(args, screen)
     from emmy import api
+    from emmy.costmodel.evaluate import by_kind
 
     folds = None if args.leave_out == "problem" else args.folds
     with Bar(screen) as bar:
@@ -115,6 +116,9 @@ def _costmodel(args: Namespace, screen: Screen) -> int:
     screen.rows("problem", map(_problem, exam.problems))
     screen.show("")
     screen.rows("ranking", map(record_of, exam.scores), RANKING_COLUMNS)
+    screen.show("")
+    kinds = ({"kind": k, **record_of(s)} for k, scores in by_kind(exam.problems).items() for s in scores)
+    screen.rows("kind", kinds, {"kind": "kind", **RANKING_COLUMNS})
     screen.show("")
     screen.rows("coverage", map(record_of, exam.coverage), COVERAGE_COLUMNS)
     if args.plot:

@@ -48,7 +48,7 @@ def configure(parser: ArgumentParser) -> None:
         help="of each op: 60s, 5m, 300 (trials), patience=80, or several with commas (default: 60s)",
     )
     parser.add_argument(
-        "--strategy", default="auto", metavar="S", help="auto, mcts, optuna, evolve or random (default: auto)"
+        "--strategy", default="auto", metavar="S", help="auto, mcts, optuna, evolve, lfbo or random (default: auto)"
     )
     parser.add_argument(
         "--model", metavar="PATH", help="a cost model's file, or roofline for none (default: the deployed one)"

@@ -116,6 +116,12 @@ def waves(at: Integers, size: int) -> Count:
 
     Accesses of 16 bytes go by quarters of a warp, of 8 by halves; a word that several lanes read is served once.
     """
+    return _waves(np.asarray(at, dtype=np.int64).tobytes(), at.shape[0], size)
+
+
+@lru_cache(8192)  # candidates of a search differ in few ways
+def _waves(places: bytes, n: int, size: int) -> Count:
+    at = np.frombuffer(places, dtype=np.int64).reshape(n, -1)
     together = {16: 8, 8: 16}.get(size, WARP)
     group = (np.arange(at.shape[0])[:, None] * (WARP // together) + LANES[None] // together)[..., None]
     words = at[..., None] // 4 + np.arange(-(-size // 4))

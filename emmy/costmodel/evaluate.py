@@ -6,6 +6,7 @@ much slower than the best known candidate the best of the first k in the ranking
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MIN_CANDIDATES = 20  # below that, ten picks are half of the problem and say little
+ENOUGH = 0.97  # of the best known speed
 TOLERANCE = 0.02  # differences below 2 % at top-1 are noise: two measurements of one card differ by as much
 
 
@@ -26,11 +28,12 @@ class Score:
     top1: float
     top10: float
     spearman: float
+    to97: float  # measurements, in the ranking's order, until one is within 97 % of the best known speed
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemScore:
-    """One held-out problem under every ranker: "model", "pick", "random", "nearest", "fixed"."""
+    """One held-out problem under every ranker: "model", "pick", "random", "nearest", "fixed", and "built" where binaries are known."""
 
     problem: str
     candidates: int
@@ -40,7 +43,8 @@ class ProblemScore:
 
 @dataclass(frozen=True, slots=True)
 class RankerScore:
-    """A ranker over all held-out problems: mean regrets, the worst top-1 regret, mean Spearman."""
+    """A ranker over all held-out problems: mean regrets, the worst top-1 regret, mean Spearman, and how many measurements it
+    takes to 97 % of the best known speed (geometric mean; 0 = not counted)."""
 
     ranker: str
     top1: float
@@ -48,6 +52,7 @@ class RankerScore:
     worst_top1: float
     spearman: float
     problems: int
+    to97: float = 0.0
 
 
 def unfit(scores: Sequence[RankerScore]) -> str:
@@ -69,12 +74,15 @@ def score(time_us: Floats, ranking: Floats, seed: int = 0) -> Score:
     def regret(k: int) -> float:
         return float(time_us[order[:k]].min() / best - 1.0)
 
-    return Score(regret(1), regret(10), spearman(time_us, ranking))
+    first = int(np.argmax(time_us[order] * ENOUGH <= best)) + 1
+    return Score(regret(1), regret(10), spearman(time_us, ranking), float(first))
 
 
 def random_score(time_us: Floats) -> Score:
     """What picking at random gives on average, exactly."""
-    return Score(_random_regret(time_us, 1), _random_regret(time_us, 10), 0.0)
+    good = int((time_us * ENOUGH <= time_us.min()).sum())
+    until = (len(time_us) + 1) / (good + 1)  # of draws without replacement, on average
+    return Score(_random_regret(time_us, 1), _random_regret(time_us, 10), 0.0, until)
 
 
 def _random_regret(time_us: Floats, k: int) -> float:
@@ -151,6 +159,13 @@ def summary(problems: Sequence[ProblemScore]) -> tuple[RankerScore, ...]:
                 float(max(top1)),
                 float(np.mean([s.spearman for s in of])),
                 len(of),
+                float(np.exp(np.mean(np.log([s.to97 for s in of])))),
             )
         )
     return tuple(out)
+
+
+def by_kind(problems: Sequence[ProblemScore]) -> dict[str, tuple[RankerScore, ...]]:
+    """The summary of each kind of op by itself, those with the most problems first."""
+    kinds = Counter(p.problem.partition(":")[0] for p in problems)
+    return {kind: summary([p for p in problems if p.problem.startswith(f"{kind}:")]) for kind, _ in kinds.most_common()}

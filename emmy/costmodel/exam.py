@@ -6,7 +6,7 @@ Every figure has random, copy-nearest and a fixed list beside it. The card's own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -202,7 +202,4 @@ def _relative(samples: Samples) -> Samples:
     """The samples with each problem's median as the unit of time, and without an offset in other units."""
     median = {int(p): float(np.median(samples.time_us[samples.problem == p])) for p in np.unique(samples.problem)}
     unit = np.array([median[int(p)] for p in samples.problem])
-    return Samples(
-        samples.x, samples.time_us / unit, samples.problem, samples.problems, samples.workload, samples.workloads,
-        samples.schedules, samples.ids, samples.features, "", samples.weight,
-    )  # fmt: skip
+    return replace(samples, time_us=samples.time_us / unit, offset="")

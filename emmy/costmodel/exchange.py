@@ -53,7 +53,9 @@ def export_shard(
 ) -> ExportReport:
     """Writes the rows measured on `target` that `out/<target>` lacks, as one new part. Raises UsageError if none."""
     folder = out / check_target(target)
-    rows = dataset.rows(target=target, origins=("measured",))
+    rows = [
+        r for r in dataset.rows(target=target, origins=("measured",)) if r.status != "passed_over"
+    ]  # nothing was learnt
     if not rows:
         raise UsageError(
             f"no measured rows of target {target} in {dataset.home}. `emmy data stats` lists what there is."

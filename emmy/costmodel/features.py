@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, log2, nan, prod
 
 import numpy as np
@@ -21,6 +21,7 @@ from emmy.costmodel.traffic import LoopNest, Operand, set_share, steps
 from emmy.ir.dtype import size_bytes
 from emmy.ir.expr import Read, factors
 from emmy.ir.ops.op import Op
+from emmy.ir.ops.op import Work as Cost
 from emmy.ir.plan import BLOCK_LEVELS, Atom, Channel, Launch, Plan, Work
 from emmy.ir.program import swapped, upper
 from emmy.ir.roofline import roofline_us
@@ -99,11 +100,16 @@ def dominant_work(plan: Plan) -> tuple[Launch, Work]:
     return best[1], best[2]
 
 
+@lru_cache(256)
+def _cost_of(op: Op) -> Cost:
+    return op.work()
+
+
 class _View:
     """One plan as the feature groups need it: the dominant work's axes by role, its operands and its loops."""
 
     def __init__(self, op: Op, plan: Plan, target: Target, threads: int, launch: Launch, work: Work) -> None:
-        self.plan, self.target, self.threads, self.cost = plan, target, threads, op.work()
+        self.plan, self.target, self.threads, self.cost = plan, target, threads, _cost_of(op)
         self.launch, self.tile, self.work = launch, launch.tile, work
         self.stage = plan.program.stage(work.stage)
         self.nest = LoopNest(plan, launch.tile, work)

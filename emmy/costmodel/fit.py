@@ -1,21 +1,24 @@
 """LightGBM models of timed candidates, as texts. Knows arrays; knows neither rows nor plans nor files.
 
 "time" members regress log2(time) less an offset (the roofline): comparable across problems, a prior for a search.
-"pick" members rank within a problem (lambdarank): better at the top, meaningless across problems. One thread and fixed
-seeds, so that the same samples give the same text; a second thread only spins on a busy machine.
+"pick" members rank within a problem (lambdarank): better at the top, meaningless across problems. A "built" member is a
+"time" member that also sees what the compiler made of the candidate (`built.py`). One thread and fixed seeds, so that the same
+samples give the same text; a second thread only spins on a busy machine.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emmy.costmodel.built import NAMES as BUILT
 from emmy.costmodel.features import FeatureSet
-from emmy.costmodel.model import Ensemble, Role
+from emmy.costmodel.model import Ensemble, Role, in_precision
+from emmy.costmodel.model_text import compact
 from emmy.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -24,7 +27,6 @@ SEEDS = (0, 1, 2)
 MAX_GROUP = 5_000  # LightGBM refuses lambdarank groups above 10,000
 # A candidate within GRADES[i] of its problem's best gets the grade len(GRADES) - i; the rest get 0.
 GRADES = (1.01, 1.03, 1.06, 1.12, 1.25, 1.5, 2.0, 4.0)
-_END = "end of trees\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +44,23 @@ class Samples:
     features: FeatureSet
     offset: str = ""  # name of the feature that predicts log2(time) up to a factor
     weight: Floats | None = None  # [n], of each in a fit; None = all alike
+    built: Floats | None = None  # [n, len(built.NAMES)], from the binaries; None = of none
 
     def __len__(self) -> int:
         return len(self.time_us)
 
     def take(self, which: NDArray[np.int64]) -> Samples:
         """The samples at these indices."""
-        return Samples(
-            self.x[which],
-            self.time_us[which],
-            self.problem[which],
-            self.problems,
-            self.workload[which],
-            self.workloads,
-            tuple(self.schedules[i] for i in which),
-            tuple(self.ids[i] for i in which),
-            self.features,
-            self.offset,
-            None if self.weight is None else self.weight[which],
+        return replace(
+            self,
+            x=self.x[which],
+            time_us=self.time_us[which],
+            problem=self.problem[which],
+            workload=self.workload[which],
+            schedules=tuple(self.schedules[i] for i in which),
+            ids=tuple(self.ids[i] for i in which),
+            weight=None if self.weight is None else self.weight[which],
+            built=None if self.built is None else self.built[which],
         )
 
     def join(self, other: Samples, weight: float) -> Samples:
@@ -81,7 +82,12 @@ class Samples:
             self.features,
             self.offset,
             np.concatenate([own, np.full(len(other), weight)]),
+            None if self.built is None is other.built else np.concatenate([self._of_binaries, other._of_binaries]),
         )
+
+    @property
+    def _of_binaries(self) -> Floats:
+        return np.full((len(self), len(BUILT)), np.nan) if self.built is None else self.built
 
     @property
     def offset_column(self) -> int | None:
@@ -101,9 +107,19 @@ class Samples:
 
 
 def fit(samples: Samples, seeds: Sequence[int] = SEEDS) -> list[tuple[Role, int, str]]:
-    """(role, seed, model text) of an ensemble: a "time" member a seed, and one "pick" member."""
-    times: list[tuple[Role, int, str]] = [("time", seed, _fit_time(samples, seed)) for seed in seeds]
-    return [*times, ("pick", seeds[0], _fit_pick(samples, seeds[0]))]
+    """(role, seed, model text) of an ensemble: a "time" member a seed, one "pick", one "built" where binaries are known."""
+    out: list[tuple[Role, int, str]] = [("time", seed, _fit_time(samples, seed)) for seed in seeds]
+    out.append(("pick", seeds[0], _fit_pick(samples, seeds[0])))
+    if samples.built is not None and np.isfinite(samples.built).any():
+        names = (*samples.features.names, *BUILT)
+        both = replace(
+            samples,
+            x=np.hstack([samples.x, samples.built]),
+            features=replace(samples.features, names=names),
+            built=None,
+        )
+        out.append(("built", seeds[0], _fit_time(both, seeds[0])))
+    return out
 
 
 def ensemble(samples: Samples, seeds: Sequence[int] = SEEDS) -> Ensemble:
@@ -158,6 +174,7 @@ def _train(
     }
     names = list(samples.features.names)
     weight = None if samples.weight is None else samples.weight[order]
-    data = lightgbm.Dataset(samples.x[order], label[order], weight=weight, group=group, feature_name=names)
-    text = lightgbm.train(parameters, data, num_boost_round=150).model_to_string()
-    return str(text[: text.index(_END) + len(_END)])  # what follows is never used
+    data = lightgbm.Dataset(
+        in_precision(samples.x[order]), label[order], weight=weight, group=group, feature_name=names
+    )
+    return compact(lightgbm.train(parameters, data, num_boost_round=150).model_to_string())

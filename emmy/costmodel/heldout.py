@@ -40,6 +40,8 @@ def scores_of(donors: Samples, held: Samples, model: Ensemble) -> Iterator[Probl
             "nearest": copy_nearest(here.x, here.schedules, donor.x, donor.schedules, donor.time_us),
             "fixed": fixed_list(here.schedules, donors.schedules, over_best),
         }
+        if here.built is not None and model.sees_binaries:
+            rankings["built"] = model.predict_built(here.x, here.built)
         scores = {name: score(here.time_us, ranking) for name, ranking in rankings.items()}
         scores["random"] = random_score(here.time_us)
         yield ProblemScore(held.problems[p], len(here), float(here.time_us.min()), scores)

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emmy.costmodel.built import NAMES as BUILT
 from emmy.costmodel.evaluate import RankerScore
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.files import write_atomically
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import lightgbm
 
 Floats = NDArray[np.float64]
-Role = Literal["time", "pick"]
+Role = Literal["time", "pick", "built"]
 
 CARD_VERSION = 1
 MAX_CARD_BYTES = 1 << 20
@@ -40,7 +41,9 @@ UNCALIBRATED_LOG2 = 1.0  # spread of a model that no held-out problem has judged
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One LightGBM model. "time": log2(time) less the offset feature, by regression; "pick": order within a problem."""
+    """One LightGBM model. "time": log2(time) less the offset feature, by regression; "pick": order within a problem;
+    "built": as "time", but from what the compiler made of a candidate too.
+    """
 
     role: Role
     seed: int
@@ -82,6 +85,7 @@ class ModelCard:
         0  # usable rows that the dataset held of the target: more of them make the model old. 0 = not known
     )
     train_s: float = 0.0  # what the training took; 0 = not known
+    built_names: tuple[str, ...] = ()  # features of binaries that its "built" member sees beside the others
 
     @property
     def digest(self) -> str:
@@ -96,18 +100,44 @@ class Ensemble:
         self._offset = offset
         self._times = [_booster(text) for role, text in texts if role == "time"]
         self._picks = [_booster(text) for role, text in texts if role == "pick"]
+        self._built = [_booster(text) for role, text in texts if role == "built"]
+
+    @property
+    def sees_binaries(self) -> bool:
+        return bool(self._built)
 
     def predict(self, x: Floats) -> tuple[Floats, Floats]:
         """(log2 of the time in microseconds, disagreement of the members in the same unit), one each a row."""
-        each = np.stack([b.predict(x, num_threads=1) for b in self._times])
-        offset = x[:, self._offset] if self._offset is not None else 0.0
-        return np.asarray(each.mean(axis=0) + offset), np.asarray(each.std(axis=0))
+        each = _outputs(self._times, x)
+        return np.asarray(each.mean(axis=0) + self._offsets(x)), np.asarray(each.std(axis=0))
+
+    def predict_built(self, x: Floats, built: Floats) -> Floats:
+        """log2 of the time in microseconds, of candidates with features x and binaries of which `built` is known; as
+        `predict` where the model sees no binaries.
+        """
+        if not self._built:
+            return self.predict(x)[0]
+        return np.asarray(_outputs(self._built, np.hstack([x, built])).mean(axis=0) + self._offsets(x))
 
     def pick(self, x: Floats) -> Floats:
         """A score by which the candidates of one problem are ordered; lower is better, and nothing else is meant."""
         if not self._picks:
             return self.predict(x)[0]
-        return np.asarray(-np.stack([b.predict(x, num_threads=1) for b in self._picks]).mean(axis=0))
+        return np.asarray(-_outputs(self._picks, x).mean(axis=0))
+
+    def _offsets(self, x: Floats) -> Floats | float:
+        return x[:, self._offset] if self._offset is not None else 0.0
+
+
+def in_precision(x: Floats) -> Floats:
+    """Features as models see them: to single precision, in which sums taken in another order are equal."""
+    return x.astype(np.float32).astype(np.float64)
+
+
+def _outputs(members: Sequence[lightgbm.Booster], x: Floats) -> Floats:
+    """[member, row]"""
+    seen = in_precision(x)
+    return np.stack([np.asarray(b.predict(seen, num_threads=1)) for b in members])
 
 
 class CostModel:
@@ -118,8 +148,9 @@ class CostModel:
         self.card, self.text = card, text
         texts = _split(card, text, where)
         names = card.feature_names
-        for i, (_, member) in enumerate(texts):
-            check_model_text(member, names, f"{where}: member {i}")
+        for i, (role, member) in enumerate(texts):
+            own = (*names, *card.built_names) if role == "built" else names
+            check_model_text(member, own, f"{where}: member {i}")
         self._texts = texts
 
     @cached_property
@@ -149,6 +180,10 @@ class CostModel:
         """A score by which the candidates of one problem are ordered for a final choice; lower is better."""
         return self.ensemble.pick(x)
 
+    def predict_built(self, x: Floats, built: Floats) -> Floats:
+        """log2 of the time in microseconds, of rows of x whose binaries are known: `built` [n, len(built.NAMES)]."""
+        return self.ensemble.predict_built(x, built)
+
     def save(self, text_path: Path) -> None:
         """Writes the text, then the card beside it; each in one step."""
         write_text(text_path, self.text)
@@ -164,7 +199,8 @@ class CostModel:
         text_path = found(text_path)
         card = read_card(card_file or card_path(text_path))
         expected = expected or feature_set()
-        if card.feature_digest != expected.digest or card.feature_names != expected.names:
+        of_binaries = card.built_names and card.built_names != BUILT
+        if card.feature_digest != expected.digest or card.feature_names != expected.names or of_binaries:
             raise StaleModel(
                 f"{text_path} was trained on feature set {card.feature_digest[:8]}, this Emmy computes "
                 f"{expected.digest[:8]}.\nRetrain with `emmy train-costmodel --gpu {card.target}`, or tune without it: "
@@ -192,7 +228,13 @@ def read_card(path: Path) -> ModelCard:
         raise DataError(f"{path}: not a model card: {e}") from None
     names = {f.name for f in fields(ModelCard)}
     if isinstance(raw, dict):  # cards without these are as good
-        for name, otherwise in (("pick_error_log2", None), ("donors", []), ("rows_stored", 0), ("train_s", 0.0)):
+        for name, otherwise in (
+            ("pick_error_log2", None),
+            ("donors", []),
+            ("rows_stored", 0),
+            ("train_s", 0.0),
+            ("built_names", []),
+        ):
             raw.setdefault(name, otherwise)
     if not isinstance(raw, dict) or raw.get("v") != CARD_VERSION or raw.keys() != names | {"v"}:
         raise DataError(f"{path}: not a model card of version {CARD_VERSION}: keys {sorted(raw)}")
@@ -210,6 +252,7 @@ def read_card(path: Path) -> ModelCard:
             donors=tuple(Donor(_text(d["target"]), int(d["samples"]), float(d["weight"])) for d in raw["donors"]),
             rows_stored=int(raw["rows_stored"]),
             train_s=float(raw["train_s"]),
+            built_names=tuple(_text(x) for x in raw["built_names"]),
             **{key: _text(raw[key]) for key in texts},
         )
     except (KeyError, TypeError, ValueError) as e:
@@ -223,9 +266,9 @@ def read_card(path: Path) -> ModelCard:
 
 def _member(raw: Mapping[str, object]) -> Member:
     role, seed, size, digest = (raw[k] for k in ("role", "seed", "bytes", "sha256"))
-    if role not in ("time", "pick") or not isinstance(seed, int) or not isinstance(size, int) or size < 1:
+    if role not in get_args(Role) or not isinstance(seed, int) or not isinstance(size, int) or size < 1:
         raise ValueError(f"member {dict(raw)}")
-    return Member("time" if role == "time" else "pick", seed, size, _text(digest))
+    return Member(cast(Role, role), seed, size, _text(digest))
 
 
 def _quantiles(raw: object) -> tuple[float, float, float] | None:

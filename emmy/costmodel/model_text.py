@@ -17,10 +17,15 @@ MAX_BYTES = 32 << 20
 MAX_LEAVES = 4096
 
 _PER_SPLIT = (
-    "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
-    "internal_value", "internal_weight", "internal_count",
+    "split_feature", "threshold", "decision_type", "left_child", "right_child",
 )  # fmt: skip
-_PER_LEAF = ("leaf_value", "leaf_weight", "leaf_count")
+_PER_LEAF = ("leaf_value",)
+# What training leaves behind and no prediction needs; more than half of a text.
+_SPARE_SPLIT, _SPARE_LEAF = (
+    ("split_gain", "internal_value", "internal_weight", "internal_count"),
+    ("leaf_weight", "leaf_count"),
+)
+_DIGITS = {"threshold": 10, "leaf_value": 6}
 _SCALARS = ("num_leaves", "num_cat", "is_linear", "shrinkage")
 _HEADER = (
     "version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective", "feature_names",
@@ -60,18 +65,41 @@ def check_model_text(text: str, feature_names: Sequence[str], where: str) -> Non
     _expect(text[at:] == _END, where, f"{len(sizes)} trees are not followed by the line {_END.strip()!r} alone")
 
 
+def compact(text: str) -> str:
+    """The text without what no prediction needs, numbers no longer than they must be: two fifths of it.
+
+    Thresholds keep ten digits, enough to tell apart features in single precision; leaves keep six.
+    """
+    head, _, rest = text.partition("\n\n")
+    blocks = rest[: rest.index(_END)].split("Tree=")[1:]
+    trees = ["Tree=" + "".join(_short(line) for line in block.rstrip("\n").split("\n")) + "\n\n" for block in blocks]
+    lines = (x for x in head.split("\n") if not x.startswith("tree_sizes="))
+    sizes = " ".join(str(len(tree)) for tree in trees)
+    return "\n".join([*lines, f"tree_sizes={sizes}"]) + "\n\n" + "".join(trees) + _END
+
+
+def _short(line: str) -> str:
+    key, _, value = line.partition("=")
+    if key in (*_SPARE_SPLIT, *_SPARE_LEAF):
+        return ""
+    if key in _DIGITS:
+        value = " ".join(f"{float(word):.{_DIGITS[key]}g}" for word in value.split())
+        return f"{key}={value}\n"
+    return f"{line}\n"
+
+
 def _check_tree(block: str, number: int, n_features: int, where: str) -> None:
     where = f"{where}: tree {number}"
     lines = block.rstrip("\n").split("\n")
     _expect(lines[0] == f"Tree={number}" and block.endswith("\n"), where, f"begins with {lines[0][:40]!r}")
-    keys = _keys(lines[1:], (*_SCALARS, *_PER_SPLIT, *_PER_LEAF), where)
+    keys = _keys(lines[1:], (*_SCALARS, *_PER_SPLIT, *_PER_LEAF), where, (*_SPARE_SPLIT, *_SPARE_LEAF))
     leaves = _integers(keys["num_leaves"], where, "num_leaves")[0]
     _expect(1 <= leaves <= MAX_LEAVES, where, f"{leaves} leaves, allowed are 1 to {MAX_LEAVES}")
     _expect(keys["num_cat"] == "0" and keys["is_linear"] == "0", where, "has categories or linear leaves")
-    for key in _PER_SPLIT:
+    for key in (*_PER_SPLIT, *(k for k in _SPARE_SPLIT if k in keys)):
         values = _numbers(keys[key], where, key)
         _expect(len(values) == leaves - 1, where, f"{key} has {len(values)} values, {leaves} leaves need {leaves - 1}")
-    for key in _PER_LEAF:
+    for key in (*_PER_LEAF, *(k for k in _SPARE_LEAF if k in keys)):
         values = _numbers(keys[key], where, key)
         # A tree without splits keeps its leaf's value only.
         _expect(
@@ -87,15 +115,15 @@ def _check_tree(block: str, number: int, n_features: int, where: str) -> None:
     )
 
 
-def _keys(lines: Sequence[str], allowed: Sequence[str], where: str) -> dict[str, str]:
-    """key -> value of lines `key=value`; every allowed key exactly once, and no other."""
+def _keys(lines: Sequence[str], needed: Sequence[str], where: str, spare: Sequence[str] = ()) -> dict[str, str]:
+    """key -> value of lines `key=value`; every needed key exactly once, spare ones at most once, and no other."""
     out: dict[str, str] = {}
     for line in lines:
         key, sign, value = line.partition("=")
-        _expect(bool(sign) and key in allowed and "=" not in value, where, f"unexpected line {line[:40]!r}")
+        _expect(bool(sign) and key in (*needed, *spare) and "=" not in value, where, f"unexpected line {line[:40]!r}")
         _expect(key not in out, where, f"{key} occurs twice")
         out[key] = value
-    missing = [key for key in allowed if key not in out]
+    missing = [key for key in needed if key not in out]
     _expect(not missing, where, f"lacks {', '.join(missing)}")
     return out
 

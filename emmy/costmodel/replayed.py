@@ -1,12 +1,14 @@
 """What schedules replay to, remembered from one training to the next: features and source digests. Trains nothing.
 
 A replay costs milliseconds, a training has thousands, and between two trainings hardly any row is new. An entry holds for one
-state of the code and one target: another compiler, another feature or another cache size makes all of them void.
+target and one state of the code that this file reaches by its imports: moves, code generation and features. Another cache size
+or a change there makes all of them void; a change of searches, measurement or training does not.
 The file is a cache, no data: it is written in one step, and one that cannot be read is as good as none.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import logging
@@ -20,9 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy import config
+from emmy.codegen.build import source
 from emmy.codegen.files import appearing
-from emmy.costmodel.features import feature_set
-from emmy.ir.ops.op import Op
+from emmy.costmodel.features import feature_set, features
+from emmy.errors import CompileError, PlanError, UsageError
+from emmy.ir.ops import Op, parse_op
+from emmy.ir.schedule import replay
 from emmy.ir.target import Target
 
 log = logging.getLogger("emmy.costmodel.replayed")
@@ -33,7 +38,20 @@ Outcome = tuple[Floats, str] | None
 # The digest of the source that a schedule of an op is generated to for a target.
 SourceDigest = Callable[[Op, str, Target], str]
 
-_CODE = ("ir", "codegen", "costmodel")  # folders below emmy/ that a replay depends on
+
+def generated_digest(op: Op, schedule: str, target: Target) -> str:
+    """The digest of the source that this Emmy generates. Raises PlanError or UsageError for a schedule it refuses."""
+    return source(op, schedule, target).digest
+
+
+def outcome_of(op: str, schedule: str, target: Target, threads: int, source_digest: SourceDigest) -> Outcome:
+    """What a schedule of an op replays to now."""
+    try:
+        found = parse_op(op)
+        plan = replay(found.program(), schedule, target)
+        return features(found, plan, target, threads), source_digest(found, schedule, target)
+    except (PlanError, UsageError, CompileError):
+        return None
 
 
 class Replays:
@@ -92,15 +110,32 @@ class Replays:
 
 @cache
 def code_digest() -> str:
-    """Of every file of the code that a replay depends on."""
-    root = Path(__file__).parent.parent
+    """Of every module of Emmy that a replay depends on: this one, and what it imports, at any remove."""
     digest = hashlib.sha256()
-    for path in sorted(
-        p for folder in _CODE for p in (root / folder).rglob("*") if p.suffix in (".py", ".toml", ".json")
-    ):
-        digest.update(f"{path.relative_to(root)}\n".encode())
-        digest.update(path.read_bytes())
+    for name, text in sorted(_reached(__name__).items()):
+        digest.update(f"{name}\n{text}\n".encode())
     return digest.hexdigest()
+
+
+def _reached(name: str) -> dict[str, str]:
+    """Text by name of a module of this package and of all modules of it that its imports lead to."""
+    top = Path(__file__).parent.parent
+    found: dict[str, str] = {}
+    todo = [name]
+    while todo:
+        name = todo.pop()
+        path = top.joinpath(*name.split(".")[1:])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if name in found or not name.startswith(f"{top.name}.") or not path.is_file():
+            continue  # the package itself only names its surface
+        found[name] = path.read_text()
+        todo.append(name.rpartition(".")[0])
+        for node in ast.walk(ast.parse(found[name])):
+            if isinstance(node, ast.Import):
+                todo += [a.name for a in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                todo += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]  # a name may be a module
+    return found
 
 
 def _load(path: Path, tag: str) -> dict[str, Outcome]:

@@ -14,12 +14,10 @@ from statistics import median
 
 import numpy as np
 
-from emmy.costmodel.features import ROOF, feature_set, features
+from emmy.costmodel.built import built_features
+from emmy.costmodel.features import ROOF, feature_set
 from emmy.costmodel.fit import Samples
-from emmy.costmodel.replayed import Outcome, Replays, SourceDigest
-from emmy.errors import CompileError, PlanError, UsageError
-from emmy.ir.ops.op import Op, parse_op
-from emmy.ir.schedule import replay
+from emmy.costmodel.replayed import Replays, SourceDigest, generated_digest, outcome_of
 from emmy.ir.target import Target
 from emmy.records import Device, Measurement, Protocol
 
@@ -32,6 +30,9 @@ ILLEGAL = "its schedule is refused now"
 CHANGED = "its schedule generates another source now"
 
 
+__all__ = ["Prepared", "generated_digest", "prepare"]
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Samples, and how many rows were left out for which reason. `contended`: samples that have no calm row."""
@@ -39,13 +40,6 @@ class Prepared:
     samples: Samples
     dropped: Mapping[str, int]
     contended: int = 0
-
-
-def generated_digest(op: Op, schedule: str, target: Target) -> str:
-    """The digest of the source that this Emmy generates. Raises PlanError or UsageError for a schedule it refuses."""
-    from emmy.codegen.build import source
-
-    return source(op, schedule, target).digest
 
 
 def prepare(
@@ -72,7 +66,7 @@ def prepare(
     x, kept = [], []
     for done, ((op, schedule, _, protocol), same) in enumerate(again.items()):
         on_replayed(done, len(again))
-        make = partial(_replayed, op, schedule, target, protocol.threads, source_digest)
+        make = partial(outcome_of, op, schedule, target, protocol.threads, source_digest)
         outcome = replays.get(op, schedule, protocol.threads, make) if replays is not None else make()
         if outcome is None:
             dropped[ILLEGAL] += len(same)
@@ -88,16 +82,7 @@ def prepare(
         if now:
             x.append(row_x)
             kept.append(now)
-    return Prepared(_samples(x, kept), dict(dropped), sum(same[0].contended for same in kept))
-
-
-def _replayed(op: str, schedule: str, target: Target, threads: int, source_digest: SourceDigest) -> Outcome:
-    try:
-        found = parse_op(op)
-        plan = replay(found.program(), schedule, target)
-        return features(found, plan, target, threads), source_digest(found, schedule, target)
-    except (PlanError, UsageError, CompileError):
-        return None
+    return Prepared(_samples(x, kept, target), dict(dropped), sum(same[0].contended for same in kept))
 
 
 def _unfit(row: Measurement, target: Target) -> str | None:
@@ -111,7 +96,7 @@ def _unfit(row: Measurement, target: Target) -> str | None:
     return CONTENDED if row.contended and row.protocol.clock != "thread_cpu" else None
 
 
-def _samples(x: Sequence[np.ndarray], kept: Sequence[Sequence[Measurement]]) -> Samples:
+def _samples(x: Sequence[np.ndarray], kept: Sequence[Sequence[Measurement]], target: Target) -> Samples:
     problems: dict[str, int] = {}
     workloads: dict[str, int] = {}
     first = [same[0] for same in kept]
@@ -128,6 +113,7 @@ def _samples(x: Sequence[np.ndarray], kept: Sequence[Sequence[Measurement]]) -> 
         ids=tuple(row.id for row in first),
         features=feature_set(),
         offset=ROOF,
+        built=np.stack([built_features(row.static, target) for row in first]) if first and not target.is_cpu else None,
     )
 
 

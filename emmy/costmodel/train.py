@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy import __version__
+from emmy.costmodel.built import NAMES as BUILT
 from emmy.costmodel.donors import DonorSamples, with_donors
 from emmy.costmodel.evaluate import TOLERANCE, ProblemScore, RankerScore, score, summary, unfit
 from emmy.costmodel.fit import SEEDS, Samples, ensemble, fit
@@ -99,6 +100,7 @@ def train(
         time_utc=now_utc(),
         pick_error_log2=_quantiles(picked),
         donors=tuple(Donor(d.target, len(d.samples), d.weight) for d in donors),
+        built_names=BUILT if any(role == "built" for role, _, _ in texts) else (),
     )
     model_ = CostModel(card, "".join(text for _, _, text in texts), f"the new model of {target}")
     return TrainedModel(model_, scores, tuple(problems))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import log2
 from statistics import median
 
-from emmy.measure.measurer import Heat, Measurer, Rivalled, speedup
+from emmy.measure.measurer import Heat, Look, Measurer, Rivalled, speedup
 from emmy.records import Candidate, Device, Measurement, Protocol, Status
 
 _MOVE = re.compile(r"(?P<path>\S+)\((?P<args>[^()]*)\)")
@@ -47,7 +47,9 @@ class FakeMeasurer(Measurer):
     def device(self) -> Device:
         return self._device
 
-    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+    def stream(
+        self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
+    ) -> Iterator[Measurement]:
         for candidate in candidates:
             time.sleep(self.delay_s)
             self.n_measured += 1

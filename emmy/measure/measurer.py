@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
@@ -41,6 +41,9 @@ class Heat:
     rows: tuple[Measurement, ...]
     rivals: tuple[Rivalled, ...]
 
+# (schedule, static facts of its binary, best time so far) -> predicted time in microseconds of what need not be timed.
+Look = Callable[[str, Mapping[str, float], float | None], float | None]
+
 
 class Measurer(ABC):
     """Measures candidates on one device. A candidate that fails is a row too; only a missing device raises."""
@@ -51,11 +54,16 @@ class Measurer(ABC):
         """What the rows will say they were measured on."""
 
     @abstractmethod
-    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+    def stream(
+        self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
+    ) -> Iterator[Measurement]:
         """A row for each candidate, in order, each as soon as it is measured and before the next one begins.
 
         `best_us`: the best time known for the op; much slower candidates get fewer samples. The caller may stop taking
         rows at any time; what was not begun is not measured.
+
+        look: asked of each candidate that was compiled. One that it has a time for is not run: its row is `passed_over` and
+        has that time as the static fact `predicted_us`. A measurer may do without.
         """
 
     @abstractmethod

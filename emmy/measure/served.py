@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import IO
 
 from emmy.errors import DataError
-from emmy.measure.measurer import Heat, Measurer, Rivalled
+from emmy.measure.measurer import Heat, Look, Measurer, Rivalled
 from emmy.records import Candidate, Device, Measurement
 
 _END = {"end": True}
@@ -34,7 +34,9 @@ class ServedMeasurer(Measurer):
     def device(self) -> Device:
         return self._device
 
-    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+    def stream(
+        self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
+    ) -> Iterator[Measurement]:
         self._say({"stream": [[c.op, c.schedule] for c in candidates], "best_us": best_us})
         yield from self._rows()
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from emmy.measure.compile_pool import Built, Compiled, CompilePool, NotBuilt
 from emmy.measure.lock import DeviceLock
-from emmy.measure.measurer import Heat, Measurer, Rivalled, speedup
+from emmy.measure.measurer import Heat, Look, Measurer, Rivalled, speedup
 from emmy.measure.protocol import STOCK, Job, Outcome, Report, Rival
 from emmy.measure.worker import Fault, Worker
 from emmy.records import STATUSES, Candidate, Device, Measurement, Protocol, Status, new_id, now_utc
@@ -126,13 +126,20 @@ class WorkerMeasurer(Measurer):
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         self._pool.begin(candidates)
 
-    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
+    def stream(
+        self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
+    ) -> Iterator[Measurement]:
         for compiled in self._pool.compile(candidates):
             if isinstance(compiled.result, NotBuilt):
                 yield self._unbuilt(compiled, compiled.result)
                 continue
             known = (best_us, self._known_us.get(compiled.candidate.op))
             best_known = min((t for t in known if t is not None), default=None)
+            if look and (us := look(compiled.candidate.schedule, compiled.result.static, best_known)) is not None:
+                yield self._row(
+                    compiled, "passed_over", f"predicted {us:.4g} us once compiled", static={"predicted_us": us}
+                )
+                continue
             rivals = ("",) if self._stock else ()
             op = compiled.candidate.op
             job = self._job(op, [compiled], samples=self._timing.repeats, rivals=rivals, best_us=best_known)

@@ -9,11 +9,10 @@ from emmy.search.mcts import MctsStrategy
 from emmy.search.pool import Pool
 from emmy.search.space import Point, Space, Trial
 from emmy.search.strategy import Ranker, Strategy
-from emmy.search.walk import descend, varied
+from emmy.search.walk import around
 
 LISTABLE = 60_000  # points
 _SCALE = 256  # random points that set the scale of the features of an unlisted space
-_RANDOM, _NEIGHBOURS = 4, 12  # new candidates a proposal, beside the tree's
 _ELITE = 6  # points whose neighbourhoods are looked at
 
 
@@ -39,18 +38,10 @@ class AutoStrategy(Strategy):
         if self._tree is not None and self._pool.is_informed:
             self._tree.seen = self.seen
             self._tree.grow(n)  # its leaves join the pool
-            self._pool.add(self._around(n))
+            elite = [self._pool.points[row] for row in self._pool.elite[:_ELITE]]
+            self._pool.add(around(self.space, self.rng, elite, n))
             self._pool.close(row for row, p in enumerate(self._pool.points) if p.key in self.seen)
         return [self._pool.points[row] for row in self._pool.choose(n)]
-
-    def _around(self, n: int) -> list[Point]:
-        """Neighbours of the best points, one or two decisions away, and random points."""
-        elite = [self._pool.points[row] for row in self._pool.elite[:_ELITE]]
-        found = [self.space.sample(self.rng) for _ in range(n * _RANDOM)]
-        if elite:
-            orders = (varied(self.rng.choice(elite), self.rng, 1 + i % 2, 0.3) for i in range(n * _NEIGHBOURS))
-            found += [p for p in (descend(self.space, o) for o in orders) if p is not None]
-        return found
 
     def learn(self, trials: Sequence[Trial]) -> None:
         self._pool.learn(trials)

@@ -41,6 +41,9 @@ BUDGET = 400
 _MOST_PROCESSES = 2
 _WITH_MODEL = "+model"
 _RANDOM = "random"  # stands beside whatever is scored
+COPY = (
+    "copy-nearest"  # the list of points by their times on the kernel's other devices: no strategy, and no chance in it
+)
 SLOW_SEEDS = 5  # of strategies that take minutes a run
 _SLOW = frozenset({"optuna", *(kernel_tuner.PREFIX + name for name in kernel_tuner.SLOW)})
 
@@ -60,7 +63,7 @@ class SearchScore:
     at: tuple[tuple[int, float], ...]
     n95: float | None
     n99: float | None
-    seconds: float  # wall time of a run's asks and tells, mean
+    seconds: float  # processor time of a run, mean
     speed: tuple[float, ...] = ()  # after 1, 2, ... evaluations: optimum / best time so far, mean over seeds
 
 
@@ -95,7 +98,7 @@ def evaluate(
 ) -> list[SearchScore]:
     """A row a space and strategy, in that order; random search is always among them. Seeds are 0..seeds-1.
 
-    strategies  names of the registry; `name+model` gives it a model trained on the same kernel's other recorded spaces;
+    strategies  names of the registry, or copy-nearest; `name+model` gives it a model trained on the same kernel's other recorded spaces;
                 `kt:name` is a strategy of Kernel Tuner, `kt:all` each of them
     spaces      names of recorded spaces, or paths of Kernel Tuner's caches or T4 results; none means all shipped ones
     slow_seeds  at most so many seeds of strategies that take minutes a run
@@ -111,7 +114,8 @@ def evaluate(
     chosen = _chosen(strategies)
     for name in names:
         recorded.load(name)
-    cells = [(n, s, min(seeds, slow_seeds) if s in _SLOW else seeds) for n in names for s in chosen]
+    own_seeds = {s: 1 if s == COPY else min(seeds, slow_seeds) if s in _SLOW else seeds for s in chosen}
+    cells = [(n, s, own_seeds[s]) for n in names for s in chosen]
     todo = [(n, s, seed, budget, batch) for n, s, own in cells for seed in range(own)]
     done: list[_Replay] = []
     with ProcessPoolExecutor(min(processes, _MOST_PROCESSES), mp_context=get_context("spawn")) as pool:
@@ -129,12 +133,10 @@ def _chosen(strategies: Sequence[str]) -> tuple[str, ...]:
     for name in strategies:
         if name == kernel_tuner.ALL:
             out |= dict.fromkeys(kernel_tuner.PREFIX + n for n in kernel_tuner.NAMES)
-        elif name.startswith(kernel_tuner.PREFIX) or name.removesuffix(_WITH_MODEL) in STRATEGIES:
+        elif name == COPY or name.startswith(kernel_tuner.PREFIX) or name.removesuffix(_WITH_MODEL) in STRATEGIES:
             out[name] = None
         else:
-            known = (
-                f"{', '.join(STRATEGIES)}, {_WITH_MODEL} added or not, or kt: and a strategy of Kernel Tuner, or kt:all"
-            )
+            known = f"{', '.join(STRATEGIES)}, {_WITH_MODEL} added or not, {COPY}, or kt: and a strategy of Kernel Tuner, or kt:all"
             raise UsageError(f"strategy {name!r} is not one of {known}")
     for name in out:
         if name.startswith(kernel_tuner.PREFIX):
@@ -163,8 +165,11 @@ def standings(rows: Sequence[SearchScore]) -> list[Standing]:
 
 def replay(space: RecordedSpace, strategy: str, seed: int, budget: int, batch: int) -> tuple[float, ...]:
     """Best time in microseconds after 1, 2, ... evaluations, until the budget or the space is spent."""
-    from emmy.search.siblings import sibling_model
+    from emmy.search.siblings import copied, sibling_model
 
+    if strategy == COPY:
+        times = [space.trial(p).time_us for p in copied(space.name)[:budget]]
+        return tuple(map(float, np.minimum.accumulate(np.array(times, dtype=np.float64))))
     model = sibling_model(space.name) if strategy.endswith(_WITH_MODEL) else None
     searcher = make_strategy(strategy.removesuffix(_WITH_MODEL), space, seed=seed, model=model)
     best: list[float] = []
@@ -230,10 +235,11 @@ def _evaluations_to(share: float, best_us: Floats, times_us: Floats) -> float | 
 def _run(job: tuple[str, str, int, int, int]) -> _Replay:
     name, strategy, seed, budget, batch = job
     space = _space(name)
+    began = time.process_time()
     if strategy.startswith(kernel_tuner.PREFIX):
-        return _Replay(*kernel_tuner.replay(space, strategy, seed, budget))
-    began = time.perf_counter()
-    return _Replay(replay(space, strategy, seed, budget, batch), time.perf_counter() - began)
+        return _Replay(kernel_tuner.replay(space, strategy, seed, budget), time.process_time() - began)
+    best = replay(space, strategy, seed, budget, batch)
+    return _Replay(best, time.process_time() - began)
 
 
 @cache

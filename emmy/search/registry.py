@@ -16,6 +16,7 @@ STRATEGIES: dict[str, tuple[str, str]] = {
     "mcts": ("emmy.search.mcts", "MctsStrategy"),
     "optuna": ("emmy.search.optuna_strategy", "OptunaStrategy"),
     "evolve": ("emmy.search.evolve", "EvolveStrategy"),
+    "lfbo": ("emmy.search.lfbo", "LfboStrategy"),
     "random": ("emmy.search.random_strategy", "RandomStrategy"),
 }
 

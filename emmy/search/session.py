@@ -30,8 +30,9 @@ from emmy.search.events import Listener, Note, ignore
 from emmy.search.near import carried_winners
 from emmy.search.registry import COLLECT, make_strategy
 from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.second_look import SecondLook
 from emmy.search.space import Trial
-from emmy.search.tuner import Plan, Run, Start, Stop, is_complete
+from emmy.search.tuner import PASSED_OVER, Plan, Run, Start, Stop, is_complete
 from emmy.winner import find_winner
 
 log = logging.getLogger("emmy.search.session")
@@ -93,7 +94,8 @@ def open_run(
     )
     plan = replace(plan, start=start)
     races = request.strategy != COLLECT
-    return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop(), races)
+    look = SecondLook.of(space, model) if request.strategy not in (COLLECT, "random") else None
+    return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop(), races, look)
 
 
 def finished_before(
@@ -193,7 +195,7 @@ def _is_cured(row: Measurement, request: Request) -> bool:
     """Whether a failed schedule deserves another try: it generates another source today, or was not to blame."""
     if row.status == "ok":
         return False
-    if row.status == "device_lost":  # it is not known to be guilty
+    if row.status in ("device_lost", PASSED_OVER):  # it is not known to be guilty, or slow
         return True
     try:
         return generated_digest(request.op, row.schedule, request.target) != row.source_digest

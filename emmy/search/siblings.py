@@ -6,6 +6,7 @@ names of its features; never its times.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from emmy.errors import UsageError
 from emmy.search.recorded_space import RecordedSpace, load_recorded
+from emmy.search.space import Point, Value
 from emmy.workloads import recorded
 from emmy.workloads.recorded.files import is_path
 
@@ -51,13 +53,28 @@ def siblings(name: str) -> list[str]:
 @cache
 def sibling_model(name: str) -> SiblingModel:
     """Raises UsageError when the space has no sibling."""
-    donors = siblings(name)
-    if not donors:
-        raise UsageError(
-            f"recorded space {name} has no other device of its vendor to learn from; evaluate without +model"
-        )
     space = load_recorded(name)
-    return SiblingModel([_train(load_recorded(d), space.feature_names) for d in donors])
+    return SiblingModel([_train(load_recorded(d), space.feature_names) for d in _donors(name)])
+
+
+@cache
+def copied(name: str) -> tuple[Point, ...]:
+    """The points of a space by their times on the kernel's other devices, those that no donor ran last: copy-nearest.
+
+    Of several donors the mean of log2(time / median time) counts. Raises UsageError when there is none.
+    """
+    space, told = load_recorded(name), defaultdict[frozenset[tuple[str, Value]], list[float]](list)
+    for donor in map(load_recorded, _donors(name)):
+        for point, log2_time in zip(donor.points(), np.log2(donor.times_us / np.median(donor.times_us)), strict=True):
+            told[frozenset(point.choices)].append(float(log2_time))
+    mean = {key: sum(times) / len(times) for key, times in told.items()}
+    return tuple(sorted(space.points(), key=lambda p: mean.get(frozenset(p.choices), np.inf)))
+
+
+def _donors(name: str) -> list[str]:
+    if found := siblings(name):
+        return found
+    raise UsageError(f"recorded space {name} has no other device of its vendor to learn from; evaluate it without")
 
 
 def _train(donor: RecordedSpace, feature_names: tuple[str, ...]) -> lightgbm.Booster:

@@ -27,6 +27,7 @@ from emmy.search.events import Finished, Listener, Measured, Note, Racing, Start
 from emmy.search.predictions import Prediction, Rejection
 from emmy.search.ranges import RangeWinner, dispatch_of
 from emmy.search.schedule_space import ScheduleSpace
+from emmy.search.second_look import SecondLook
 from emmy.search.space import Point, Trial
 from emmy.search.strategy import Strategy
 
@@ -35,6 +36,7 @@ log = logging.getLogger("emmy.search.tuner")
 FINALISTS = 5
 INTERRUPTED = "interrupted"  # why a run ended that can be resumed
 BATCH = 8
+PASSED_OVER = "passed_over"
 
 _Timed = tuple[Measurement, float]  # a row, and the seconds that had been spent on the run when it was stored
 
@@ -158,6 +160,7 @@ class Run:
     on_event: Listener = ignore
     stop: Stop = field(default_factory=Stop)
     races: bool = True  # whether the best few are measured again at the end
+    look: SecondLook | None = None  # at what was compiled, before it is timed
     rows: list[Measurement] = field(default_factory=list)
     _journal: Journal | None = None
     _recorded: dict[str, deque[_Timed]] = field(default_factory=lambda: defaultdict(deque))  # by schedule
@@ -167,6 +170,7 @@ class Run:
     _began: float = 0.0  # of this sitting, on the monotonic clock
     _best: Measurement | None = None
     _since_best: int = 0
+    _passed_over: int = 0
 
     def go(self) -> TuneResult:
         """Run to the end of the budget, the space, or an interruption."""
@@ -251,7 +255,7 @@ class Run:
             points = self.strategy.ask(BATCH)
             if not points:
                 return "exhausted"
-            why = self._measure(points)
+            why = self._measure(points, self.look)
         return why
 
     def _donors(self, default: Point) -> list[Point]:
@@ -259,31 +263,44 @@ class Run:
         keys = {default.key, *(k for k, _ in self.plan.start.known)}
         return [p for p in {q.key: q for q in found if q is not None}.values() if p.key not in keys]
 
-    def _measure(self, points: Sequence[Point]) -> str | None:
-        """Measure a batch and tell the strategy; the reason to stop, when there is one."""
+    def _measure(self, points: Sequence[Point], look: SecondLook | None = None) -> str | None:
+        """Measure a batch and tell the strategy; the reason to stop, when there is one.
+
+        What is passed over once compiled counts as measured at its prediction, and as no trial.
+        """
         trials, why = [], None
         by_key = {p.key: p for p in points}
-        for row, elapsed_s in self._stream(points):
+        for row, elapsed_s in self._stream(points, look):
             self._take(row, elapsed_s)
-            trials.append(Trial(by_key[row.schedule], row.time_us))
-            spent = self.plan.budget.spent(len(self.rows), elapsed_s, self._since_best, self._reached())
+            predicted = row.static.get("predicted_us") if row.status == PASSED_OVER else None
+            trials.append(Trial(by_key[row.schedule], row.time_us or predicted))
+            spent = self.plan.budget.spent(self._n_trials, elapsed_s, self._since_best, self._reached())
             why = INTERRUPTED if self.stop.asked else spent
             if why:
                 break
         self.strategy.tell(trials)
         return why
 
-    def _stream(self, points: Sequence[Point]) -> Iterator[_Timed]:
+    @property
+    def _n_trials(self) -> int:
+        return len(self.rows) - self._passed_over
+
+    def _stream(self, points: Sequence[Point], look: SecondLook | None) -> Iterator[_Timed]:
         """Rows in the order of `points`: from the journal while it has them, then from the device."""
         todo, best_us = deque(points), self._best.time_us if self._best else None
         while todo and self._recorded.get(todo[0].key):
             yield self._recorded[todo.popleft().key].popleft()
-        for row in self.measurer.stream([Candidate(self.plan.op, p.key) for p in todo], best_us) if todo else ():
+        candidates = [Candidate(self.plan.op, p.key) for p in todo]
+        looks = (look,) if look else ()
+        for row in self.measurer.stream(candidates, best_us, *looks) if todo else ():
             yield self._keep(row)
 
     def _take(self, row: Measurement, elapsed_s: float) -> None:
         self.rows.append(row)
         self._elapsed_s = elapsed_s
+        self._passed_over += row.status == PASSED_OVER
+        if self.look:
+            self.look.learn(row)
         is_best = row.time_us is not None and row.time_us < _time(self._best)
         self._best, self._since_best = (row, 0) if is_best else (self._best, self._since_best + 1)
         best_us = self._best.time_us if self._best else None
@@ -296,7 +313,7 @@ class Run:
         return least / _time(self._best)
 
     def _eta(self) -> float | None:
-        n, b = len(self.rows), self.plan.budget
+        n, b = self._n_trials, self.plan.budget
         left = []
         if b.seconds is not None:
             left.append(b.seconds - self._elapsed_s)
@@ -340,7 +357,7 @@ class Run:
             best=placed[0] if placed else self._best,
             finalists=tuple(placed),
             default=self.rows[0] if self.rows else None,
-            trials=len(self.rows),
+            trials=self._n_trials,
             counts=Counter(r.status for r in self.rows),
             elapsed_s=self._elapsed_s,
             why=why,

@@ -16,6 +16,7 @@ Choices = Sequence[tuple[str, Value]]
 Order = Callable[[Decision, int], Iterable[Value]]  # the values to try, best first, at this decision and depth
 
 _MOST_NODES = 400  # visited on one way down, going back included
+_RANDOM, _NEIGHBOURS = 4, 12  # of `around`, a proposal
 
 
 def leaves(space: Space, rng: random.Random) -> Iterator[Point]:
@@ -51,6 +52,15 @@ def descend(space: Space, order: Order, start: Node | None = None) -> Point | No
             return space.point(node)
         stack.append(_children(space, node, order(node.decision, len(node.choices))))
     return None
+
+
+def around(space: Space, rng: random.Random, elite: Sequence[Point], n: int) -> list[Point]:
+    """Candidates for n proposals: random points, and neighbours of the elite, one or two decisions away."""
+    found = [space.sample(rng) for _ in range(n * _RANDOM)]
+    if elite:
+        orders = (varied(rng.choice(elite), rng, 1 + i % 2, 0.3) for i in range(n * _NEIGHBOURS))
+        found += [p for p in (descend(space, o) for o in orders) if p is not None]
+    return found
 
 
 def _children(space: Space, node: Node, values: Iterable[Value]) -> Iterator[Node]:

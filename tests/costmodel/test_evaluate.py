@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -39,6 +39,13 @@ def test_random_top10_is_the_mean_over_every_choice_of_ten() -> None:
     t = np.arange(1.0, 14.0) ** 2
     by_hand = np.mean([min(c) for c in combinations(t, 10)]) - 1
     assert random_score(t).top10 == pytest.approx(by_hand)
+
+
+def test_measurements_to_97_percent_are_the_place_of_the_first_fast_one_and_at_random_its_mean() -> None:
+    t = np.array([5.0, 1.02, 3.0, 1.0, 4.0])
+    assert score(t, np.arange(5.0)).to97 == 2.0  # 1.02 is within 97 % of the best speed
+    at = [min(order.index(1), order.index(3)) + 1 for order in permutations(range(5))]
+    assert random_score(t).to97 == pytest.approx(np.mean(at))
 
 
 def test_spearman_gives_ties_their_mean_rank_and_a_constant_nothing() -> None:

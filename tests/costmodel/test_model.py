@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import lightgbm
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 
 from emmy.costmodel.features import FeatureSet, feature_set
 from emmy.costmodel.fit import Samples
-from emmy.costmodel.model import CostModel, Ensemble
+from emmy.costmodel.model import CostModel, Ensemble, in_precision
 from emmy.costmodel.model_files import read_text, write_text
-from emmy.costmodel.model_text import check_model_text
+from emmy.costmodel.model_text import check_model_text, compact
 from emmy.costmodel.registry import ModelStore, find
 from emmy.costmodel.samples import Prepared
 from emmy.costmodel.train import train
@@ -56,6 +57,26 @@ def test_a_loaded_model_predicts_what_the_saved_one_did(model: CostModel, saved:
     assert again.card == model.card and again.digest == model.digest
     assert all(np.array_equal(a, b) for a, b in zip(again.predict(samples.x), model.predict(samples.x), strict=True))
     assert np.array_equal(again.pick(samples.x), model.pick(samples.x))
+
+
+def test_a_texts_short_form_predicts_as_lightgbms_own(samples: Samples) -> None:
+    x = in_precision(samples.x)
+    data = lightgbm.Dataset(x, np.log2(samples.time_us), feature_name=list(samples.features.names))
+    options = {"num_threads": 1, "deterministic": True, "force_row_wise": True, "verbosity": -1, "min_data_in_leaf": 2}
+    booster = lightgbm.train(options, data, num_boost_round=20)
+    text = booster.model_to_string()
+    short = compact(text)
+    check_model_text(short, samples.features.names, "short")
+    assert len(short) < 0.6 * len(text)
+    again = lightgbm.Booster(model_str=short).predict(x, num_threads=1)
+    np.testing.assert_allclose(again, booster.predict(x, num_threads=1), rtol=1e-4)
+
+
+def test_a_model_of_other_features_of_binaries_is_refused(saved: Path) -> None:
+    card = json.loads(saved.with_suffix(".json").read_text())
+    saved.with_suffix(".json").write_text(json.dumps({**card, "built_names": ["built_of_before"]}))
+    with pytest.raises(StaleModel, match="train-costmodel"):
+        CostModel.load(saved)
 
 
 def test_a_model_of_other_features_is_refused_with_the_way_out(saved: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from emmy.costmodel import replayed
 from emmy.costmodel.registry import ModelStore, find, model_roots
 from emmy.costmodel.replayed import SourceDigest
 from emmy.costmodel.retrain import train_costmodel
@@ -88,3 +89,17 @@ def test_rows_of_a_target_this_emmy_does_not_know_are_reported_and_hold_nothing_
     abacus, known = train_costmodel(tmp_path, source_digest=plan_digest)
     assert abacus.target == "abacus" and "no target is named 'abacus'" in abacus.verdict.why
     assert known.samples == 12
+
+
+def test_what_is_remembered_of_replays_depends_on_the_code_that_replays_and_on_no_other() -> None:
+    known = set(replayed._reached(replayed.__name__))
+    needed = {
+        "ir.moves.split",
+        "ir.moves.streamk",
+        "codegen.cuda_wgmma",
+        "codegen.ptx.memory",
+        "costmodel.gpu_features",
+    }
+    assert {f"emmy.{name}" for name in needed} <= known
+    assert not {x for x in known if x.split(".")[1] in ("search", "measure", "cli", "api")}
+    assert not {"emmy.costmodel.fit", "emmy.costmodel.retrain", "emmy.codegen.emulator.build"} & known

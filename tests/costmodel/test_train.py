@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emmy.costmodel.built import NAMES as BUILT
 from emmy.costmodel.features import feature_set
 from emmy.costmodel.fit import Samples, fit
 from emmy.costmodel.samples import CHANGED, CONTENDED, DERIVED, DISTURBED, ELSEWHERE, FAILED, ILLEGAL, Prepared
@@ -49,6 +50,19 @@ def test_the_model_beats_random_and_copying_on_shapes_it_has_not_seen(trained: T
     assert s["model"].top10 < 0.01 < s["random"].top10
     assert s["model"].top1 < min(s[x].top1 for x in ("nearest", "fixed", "random"))
     assert s["pick"].top1 < 0.1 and s["model"].spearman > 0.9
+
+
+def test_a_member_that_sees_binaries_knows_what_the_plan_does_not_tell(target: Target) -> None:
+    samples = invented(30)
+    built = np.full((len(samples), len(BUILT)), np.nan)
+    built[:, 0] = np.random.default_rng(1).random(len(samples))
+    with_binaries = replace(samples, time_us=samples.time_us * 2 ** (4 * built[:, 0]), built=built)
+    found = train(with_binaries, target.name, seeds=SEEDS)
+    s = {x.ranker: x for x in found.scores}
+    assert s["built"].spearman > 0.9 > s["model"].spearman and found.model.card.built_names == BUILT
+    x, seen = with_binaries.x[:9], built[:9]
+    assert np.abs(found.model.predict_built(x, seen) - np.log2(with_binaries.time_us[:9])).max() < 1
+    assert train(samples, target.name, seeds=SEEDS).model.card.built_names == ()
 
 
 def test_a_model_of_shuffled_times_is_no_better_than_random_and_is_not_deployed(

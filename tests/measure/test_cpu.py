@@ -336,3 +336,10 @@ def test_a_stock_kernel_that_ends_the_worker_costs_the_ratio_and_no_candidate(
     (row,) = shared.race([RIGHT], rounds=3)
     assert asked == [True, False]
     assert row.status == "ok" and row.baseline_us is None and "speedup" not in row.static
+
+
+def test_what_a_look_has_a_time_for_is_compiled_and_not_run(shared: CpuMeasurer) -> None:
+    pair = [RIGHT, Candidate(kernels.OP, "segfault")]
+    right, other = shared.stream(pair, look=lambda schedule, static, best_us: None if schedule == "right" else 5.0)
+    assert right.status == "ok" and other.status == "passed_over" and other.static["predicted_us"] == 5.0
+    assert other.source_digest and other.time_us is None and other.message == "predicted 5 us once compiled"

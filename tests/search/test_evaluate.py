@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 from emmy.errors import UsageError
-from emmy.search.evaluate import SearchScore, baseline_us, evaluate, performance, replay, standings
+from emmy.search.evaluate import COPY, SearchScore, baseline_us, evaluate, performance, replay, standings
 from emmy.search.recorded_space import RecordedSpace, load_recorded
-from emmy.search.siblings import siblings
+from emmy.search.siblings import copied, siblings
+from emmy.search.space import Point
 from emmy.search.walk import leaves
 from emmy.workloads import recorded
 
@@ -123,6 +125,20 @@ def test_siblings_are_other_devices_of_the_kernel_and_the_vendor() -> None:
 
 
 @pytest.mark.slow
+def test_copy_nearest_is_the_order_of_the_other_device_without_chance() -> None:
+    order = copied("convolution.a4000")
+    there = {frozenset(p.choices): t for p, t in _timed("convolution.a100")}
+    times = [there.get(frozenset(p.choices), np.inf) for p in order]
+    assert times == sorted(times) and len(set(order)) == len(load_recorded("convolution.a4000").times_us)
+    rows = evaluate((COPY,), ("convolution.a4000",), seeds=3, budget=20, processes=1)
+    assert [(r.strategy, r.seeds) for r in rows] == [(COPY, 1), ("random", 3)]
+
+
+def _timed(name: str) -> Iterable[tuple[Point, float]]:
+    space = load_recorded(name)
+    return zip(space.points(), space.times_us, strict=True)
+
+
 def test_auto_reaches_its_score_and_a_siblings_model_improves_it() -> None:
     space = load_recorded("convolution.a4000")
     cold, warm = (

@@ -138,10 +138,10 @@ def test_without_kernel_tuner_the_error_says_how_to_get_it() -> None:
 def test_kernel_tuners_strategies_see_our_points_and_count_as_ours_do() -> None:
     space = load_recorded("convolution.a4000")
     for name in ("random_sample", "genetic_algorithm", "adaptive_tabu_greywolf"):
-        best, seconds = kernel_tuner.replay(space, f"kt:{name}", 3, 60)
-        assert 0 < len(best) <= 60 and seconds >= 0
+        best = kernel_tuner.replay(space, f"kt:{name}", 3, 60)
+        assert 0 < len(best) <= 60
         assert set(best) <= set(map(float, space.times_us)) and list(best) == sorted(best, reverse=True)
-        assert best == kernel_tuner.replay(space, f"kt:{name}", 3, 60)[0]
+        assert best == kernel_tuner.replay(space, f"kt:{name}", 3, 60)
 
 
 @needs_kernel_tuner
@@ -149,7 +149,7 @@ def test_kernel_tuners_strategies_see_our_points_and_count_as_ours_do() -> None:
 def test_every_name_is_a_strategy_of_the_installed_kernel_tuner_and_runs(tmp_path: Path) -> None:
     space = load_recorded("convolution.w6600")
     for name in kernel_tuner.NAMES:
-        assert kernel_tuner.replay(space, f"kt:{name}", 0, 30)[0]
+        assert kernel_tuner.replay(space, f"kt:{name}", 0, 30)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="it is installed")

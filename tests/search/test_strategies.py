@@ -46,6 +46,10 @@ class TestAuto(_Registered):
     name, follows_model = "auto", True
 
 
+class TestLfbo(_Registered):
+    name, follows_model = "lfbo", True
+
+
 class TestCollect(_Registered):
     name, learns = "collect", False
 
