@@ -42,6 +42,7 @@ def configure(parser: ArgumentParser) -> None:
     )
     sub.add_argument("--budget", type=positive, default=400, metavar="N", help="evaluations of a run (default: 400)")
     sub.add_argument("--batch", type=positive, default=1, metavar="N", help="points asked for at once (default: 1)")
+    sub.add_argument("--processes", type=positive, default=2, metavar="N", help="runs at a time (default: 2)")
     _add_plot(sub, "best time so far against evaluations, a picture a space")
     sub = task("costmodel", _costmodel, "train on the stored rows and judge by problems held out; deploys nothing")
     sub.add_argument("--gpu", metavar="NAME", default="cpu", help="rows of this target (default: cpu)")
@@ -85,6 +86,7 @@ def _search(args: Namespace, screen: Screen) -> int:
             slow_seeds=args.slow_seeds,
             budget=args.budget,
             batch=args.batch,
+            processes=args.processes,
             on_progress=lambda done, of: bar("replaying", done, of, f"{done} of {of} runs"),
         )
     screen.rows("space", map(_scores, rows))

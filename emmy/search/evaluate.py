@@ -38,7 +38,6 @@ Floats = NDArray[np.float64]
 
 COUNTS = (20, 50, 100, 200, 400)  # evaluations the table shows
 BUDGET = 400
-_MOST_PROCESSES = 2
 _WITH_MODEL = "+model"
 _RANDOM = "random"  # stands beside whatever is scored
 COPY = (
@@ -93,7 +92,7 @@ def evaluate(
     slow_seeds: int = SLOW_SEEDS,
     budget: int = BUDGET,
     batch: int = 1,
-    processes: int = _MOST_PROCESSES,
+    processes: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[SearchScore]:
     """A row a space and strategy, in that order; random search is always among them. Seeds are 0..seeds-1.
@@ -103,7 +102,7 @@ def evaluate(
     spaces      names of recorded spaces, or paths of Kernel Tuner's caches or T4 results; none means all shipped ones
     slow_seeds  at most so many seeds of strategies that take minutes a run
     batch       points a call of `ask`
-    processes   runs at a time, two at most: runs are timed
+    processes   runs at a time; each is timed by its processor time
     on_progress called with (runs done, runs in all)
     Raises UsageError for unknown names and for counts below 1.
     """
@@ -118,7 +117,7 @@ def evaluate(
     cells = [(n, s, own_seeds[s]) for n in names for s in chosen]
     todo = [(n, s, seed, budget, batch) for n, s, own in cells for seed in range(own)]
     done: list[_Replay] = []
-    with ProcessPoolExecutor(min(processes, _MOST_PROCESSES), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for result in pool.map(_run, todo):
             done.append(result)
             if on_progress is not None:

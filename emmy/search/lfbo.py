@@ -1,7 +1,7 @@
 """Likelihood-free Bayesian optimisation: a classifier of "among the best" in the place of a model of times.
 
 After Song et al., "A General Recipe for Likelihood-free Bayesian Optimization" (2022). A threshold cuts off the best
-fifth of the trials. A LightGBM classifier tells these, each weighted by how much it is better than the threshold, from all
+tenth of the trials. A LightGBM classifier tells these, each weighted by how much it is better than the threshold, from all
 trials; with such weights its odds grow as expected improvement does. Trees do as they are: no distances, no scales.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 LISTABLE = 60_000  # points, ranked whole; of a larger space those that are gathered
-_BEST = 0.2  # of the trials are "among the best"
+_BEST = 0.1  # of the trials are "among the best"
 _DESIGN = 32  # trials before the classifier is trusted
 _RANDOM_SHARE = 0.1  # of proposals, whatever the classifier says
 _REFIT = 0.04  # growth of the trials that asks for another classifier
 _MOST = 4_000  # candidates that are gathered
 _ELITE = 8  # points whose neighbourhoods are looked at
-_ROUNDS = 40
+_ROUNDS = 80
 _SETTINGS = {
     "objective": "binary", "learning_rate": 0.15, "num_leaves": 15, "min_data_in_leaf": 2, "min_sum_hessian_in_leaf": 1e-3,
     "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.8,
@@ -66,6 +66,7 @@ class LfboStrategy(Strategy):
         if not self._is_listed:
             elite = sorted((t, row) for row, t in self._time.items() if t is not None)[:_ELITE]
             self._add(around(self.space, self.rng, [self._points[row] for _, row in elite], n))
+            self._trim()
         if (score := self._score()) is None:
             return ()
         open_ = np.array([p.key not in self.seen for p in self._points])
@@ -87,6 +88,18 @@ class LfboStrategy(Strategy):
         self._row |= {p.key: i for i, p in enumerate(new, len(self._points))}
         self._points += new
         self._x = np.concatenate([self._x, x]) if len(self._x) else x
+
+    def _trim(self) -> None:
+        """Forgets the worse half of the candidates that wait when there are too many; rows change."""
+        if len(self._points) <= _MOST or (score := self._score()) is None:
+            return
+        waiting = [row for row in np.argsort(-score, kind="stable").tolist() if row not in self._time]
+        kept = sorted([*self._time, *waiting[: _MOST // 2]])
+        place = {row: i for i, row in enumerate(kept)}
+        self._points = [self._points[row] for row in kept]
+        self._row = {p.key: i for i, p in enumerate(self._points)}
+        self._x, self._odds = self._x[kept], self._odds[kept] if len(self._odds) else self._odds
+        self._time = {place[row]: t for row, t in self._time.items()}
 
     def _score(self) -> Floats | None:
         """Of every candidate, the higher the better; None while nothing is known."""

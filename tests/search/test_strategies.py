@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from emmy.errors import UsageError
+from emmy.search.lfbo import LfboStrategy
 from emmy.search.optuna_strategy import OptunaStrategy
 from emmy.search.pool import Pool
 from emmy.search.registry import COLLECT, STRATEGIES, make_strategy
@@ -52,6 +55,21 @@ class TestLfbo(_Registered):
 
 class TestCollect(_Registered):
     name, learns = "collect", False
+
+
+def test_lfbo_forgets_candidates_of_an_unlisted_space_and_none_that_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("emmy.search.lfbo._MOST", 40)
+    space = ToySpace(listed=False)
+    strategy = LfboStrategy(space)
+    contract = TestLfbo()
+    done = contract.run(strategy, space, 60, 4)
+    rows = strategy._row
+    assert {t.point.key for t in done} <= set(rows) and len(rows) <= 60 + 40 + 16 * 4
+    assert [strategy._points[i].key for i in rows.values()] == list(rows) and len(strategy._x) == len(rows)
+    assert all(strategy._time[rows[t.point.key]] == (t.time_us and math.log2(t.time_us)) for t in done)
+    np.testing.assert_array_equal(strategy._x, space.features(strategy._points))
 
 
 @pytest.mark.parametrize("name", [pytest.param("mcts", marks=pytest.mark.slow), "auto"])
