@@ -36,7 +36,7 @@ from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.exchange import export_shard
 from emmy.ir.target import load_target
 from emmy.measure.journal import Journal, closed_journals, is_live, open_journals
-from emmy.measure.measurer import Heat, Measurer
+from emmy.measure.measurer import Heat, Look, Measurer
 from emmy.measure.served import ServedMeasurer, serve
 from emmy.records import Candidate, Device, Measurement
 from emmy.search.tuner import TuneResult
@@ -91,8 +91,10 @@ class WithoutRace(Measurer):
     def device(self) -> Device:
         return self._measurer.device
 
-    def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
-        yield from self._measurer.stream(candidates, best_us)
+    def stream(
+        self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
+    ) -> Iterator[Measurement]:
+        yield from self._measurer.stream(candidates, best_us, look)
 
     def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
         return Heat((), ())

@@ -41,6 +41,7 @@ class Heat:
     rows: tuple[Measurement, ...]
     rivals: tuple[Rivalled, ...]
 
+
 # (schedule, static facts of its binary, best time so far) -> predicted time in microseconds of what need not be timed.
 Look = Callable[[str, Mapping[str, float], float | None], float | None]
 
