@@ -41,22 +41,26 @@ def main() -> int:
     is_old = np.array([i in oldest for i in samples.ids])
     counts = np.bincount(samples.problem[is_old], minlength=len(samples.problems))
     cases = set(np.argsort(-counts, kind="stable")[: args.cases].tolist())
-    found: list[tuple[str, int, float, float]] = []
+    found: list[tuple[str, int, float, float, float]] = []
     for known, unseen in folds(samples, 5):
         model = ensemble(samples.take(known))
         for p, here in problems_of(samples.take(unseen[is_old[unseen]])):
             if p in cases:
-                led, alone = score(here.time_us, model.predict(here.x)[0]).to97, random_score(here.time_us).to97
-                found.append((samples.problems[p].split(" ")[0], len(here), led, alone))
-    for name, n, led, alone in sorted(found):
-        sys.stdout.write(f"{name}: {n} candidates, {led:.0f} with the model, {alone:.1f} at random\n")
-    led_all, alone_all = [f[2] for f in found], [f[3] for f in found]
-    fewer = geometric_mean(alone_all) / geometric_mean(led_all)
-    sys.stdout.write(
-        f"{len(found)} cases: geometric mean {geometric_mean(led_all):.2f} with the model, {geometric_mean(alone_all):.2f} at "
-        f"random, {fewer:.1f} times fewer; median {median(led_all):.0f} and {median(alone_all):.1f}; "
-        f"in all {sum(led_all):.0f} and {sum(alone_all):.0f}\n"
-    )
+                led, picked = (score(here.time_us, r).to97 for r in (model.predict(here.x)[0], model.pick(here.x)))
+                alone = random_score(here.time_us).to97
+                found.append((samples.problems[p].split(" ")[0], len(here), led, picked, alone))
+    for name, n, led, picked, alone in sorted(found):
+        sys.stdout.write(
+            f"{name}: {n} candidates, {led:.0f} by predicted times, {picked:.0f} by picks, {alone:.1f} at random\n"
+        )
+    at_random = [f[4] for f in found]
+    for what, times in (("predicted times", [f[2] for f in found]), ("picks", [f[3] for f in found])):
+        fewer = geometric_mean(at_random) / geometric_mean(times)
+        sys.stdout.write(
+            f"{len(found)} cases, by {what}: geometric mean {geometric_mean(times):.2f}, at random "
+            f"{geometric_mean(at_random):.2f}, {fewer:.1f} times fewer; median {median(times):.0f} and {median(at_random):.1f}; "
+            f"in all {sum(times):.0f} and {sum(at_random):.0f}\n"
+        )
     return 0
 
 
