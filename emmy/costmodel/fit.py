@@ -24,6 +24,7 @@ from emmy.errors import UsageError
 Floats = NDArray[np.float64]
 
 SEEDS = (0, 1, 2)
+SEEN = 60_000  # samples at most that one tree sees, others each time: so 200,000 are fitted within a minute
 MAX_GROUP = 5_000  # LightGBM refuses lambdarank groups above 10,000
 # A candidate within GRADES[i] of its problem's best gets the grade len(GRADES) - i; the rest get 0.
 GRADES = (1.01, 1.03, 1.06, 1.12, 1.25, 1.5, 2.0, 4.0)
@@ -129,7 +130,8 @@ def ensemble(samples: Samples, seeds: Sequence[int] = SEEDS) -> Ensemble:
 
 def _fit_time(samples: Samples, seed: int) -> str:
     """Members differ by the rows and features each tree sees; where they disagree, little is known."""
-    settings: dict[str, object] = {"objective": "regression", "bagging_fraction": 0.7, "bagging_freq": 1}
+    share = min(0.7, SEEN / max(len(samples), 1))
+    settings: dict[str, object] = {"objective": "regression", "bagging_fraction": share, "bagging_freq": 1}
     return _train(samples, np.arange(len(samples)), samples.log2_over_offset, None, settings, seed)
 
 
@@ -137,6 +139,8 @@ def _fit_pick(samples: Samples, seed: int) -> str:
     order, sizes = _groups(samples, np.random.default_rng(seed))
     grade = len(GRADES) - np.searchsorted(GRADES, samples.over_best, side="left")
     settings: dict[str, object] = {"objective": "lambdarank", "lambdarank_truncation_level": 20}
+    if len(samples) > SEEN:  # whole problems
+        settings |= {"bagging_fraction": SEEN / len(samples), "bagging_freq": 1, "bagging_by_query": True}
     return _train(samples, order, grade.astype(np.float64), sizes, settings, seed)
 
 
