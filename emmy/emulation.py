@@ -7,6 +7,7 @@ A schedule is chosen as `load` chooses it: the stored winner, else the predicted
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +78,8 @@ def emulate(
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed ends too, instead of waiting for work for ever."""
+    """In a worker: when its parent was killed it ends too; an interruption is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         parent = parent_process()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from emmy.emulation import Emulated
     from emmy.workloads import NamedOp
 
+INTERRUPTED = 130
 KEYS = ("op", "status", "error_norm", "schedule", "message")
 COLUMNS = {"op": "op", "status": "status", "error_norm": "error / allowed", "schedule": "schedule"}
 
@@ -99,22 +100,28 @@ def _emulated(gpus: Sequence[str], ops: Sequence[str], args: Namespace, screen: 
     for n in work.cases:
         of_op.setdefault(n.op, []).append(n)
     rows: list[tuple[NamedOp, Emulated]] = []
+    interrupted = False
     with Bar(screen) as bar:
-        for done, found in enumerate(work.results):
-            bar("emulating", done, work.count)
-            rows += [(case, found) for case in of_op[found.asked]]
-            for case in of_op[found.asked]:
-                screen.record("emulated", {"case": case.name, "kind": case.kind, **record_of(found)})
-            if found.verdict != "ok":
-                bar.say(f"{found.verdict}: {found.op} on {found.target}: {found.message}  {found.schedule}")
+        try:
+            for done, found in enumerate(work.results):
+                bar("emulating", done, work.count)
+                rows += [(case, found) for case in of_op[found.asked]]
+                for case in of_op[found.asked]:
+                    screen.record("emulated", {"case": case.name, "kind": case.kind, **record_of(found)})
+                if found.verdict != "ok":
+                    bar.say(f"{found.verdict}: {found.op} on {found.target}: {found.message}  {found.schedule}")
+        except KeyboardInterrupt:
+            interrupted = True
     _table(rows, screen)
-    bad = {r.op + r.target: r for _, r in rows if r.verdict != "ok"}
+    bad = list({(r.op, r.target): r for _, r in rows if r.verdict != "ok"}.values())
     screen.say(
-        f"{counted(len(work.cases), 'case')} on {', '.join(gpus)}: {counted(work.count, 'schedule')}, {len(bad)} failed; "
+        f"{counted(len(work.cases), 'case')} on {', '.join(gpus)}: {counted(len(bad), 'failure')} of {work.count} ops on cards, "
         f"{args.orders} orders of the threads"
     )
-    wrong = any(r.verdict == "wrong" for r in bad.values())
-    return WrongAnswer.exit_code if wrong else int(bool(bad))
+    if interrupted:
+        screen.say("interrupted: what was found is kept; the same command goes on")
+        return INTERRUPTED
+    return WrongAnswer.exit_code if any(r.verdict == "wrong" for r in bad) else int(bool(bad))
 
 
 def _table(rows: Sequence[tuple[NamedOp, Emulated]], screen: Screen) -> None:
@@ -123,8 +130,8 @@ def _table(rows: Sequence[tuple[NamedOp, Emulated]], screen: Screen) -> None:
     for case, r in rows:
         groups.setdefault((case.kind, r.target), []).append((case, r))
     columns = {"error": "error / allowed", "wall_s": "seconds"}
-    lines = [_line(*key, group) for key, group in groups.items()]
-    screen.rows("kind", lines, {key: columns.get(key, key.replace("_", " ")) for key in lines[0]})
+    if lines := [_line(*key, group) for key, group in groups.items()]:
+        screen.rows("kind", lines, {key: columns.get(key, key.replace("_", " ")) for key in lines[0]})
 
 
 def _line(kind: str, card: str, group: Sequence[tuple[NamedOp, Emulated]]) -> dict[str, object]:
