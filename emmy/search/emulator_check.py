@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -131,14 +131,18 @@ def reduced(op: Op, schedule: str, target: Target) -> tuple[Op, str] | None:
     few = _fewer_tiles(schedule, replay(op.program(), schedule, target))
     plan = replay(op.program(), few, target)
     form = _form(plan)
-    for small in _fewer_heads(op, plan) if isinstance(op, Attention) else _smaller(op, plan):
-        if small.work().flops > _MOST_FLOPS:
-            break
+
+    def is_alike(small: Op) -> bool:
         try:
             its = replay(small.program(), few, target)
         except (PlanError, UsageError):
-            continue
-        if _form(its) == form and complete(its) is None:
+            return False
+        return _form(its) == form and complete(its) is None
+
+    for small in _fewer_heads(op, plan) if isinstance(op, Attention) else _smaller(op, plan, is_alike):
+        if small.work().flops > _MOST_FLOPS:
+            break
+        if is_alike(small):
             return small, few
     return whole
 
@@ -157,24 +161,33 @@ def _fewer_tiles(schedule: str, plan: Plan) -> str:
     return format_schedule(tuple(out))
 
 
-def _smaller(op: Products | FormulaOp, plan: Plan) -> Iterator[Op]:
-    """The op with fewer tiles along each axis, a ragged last one kept, smallest first."""
-    program = op.program()
-    axes = {a: upper(d) for a, d in program.dims}
-    walked = {a for s in program.stages for a in s.every}
-    tries = product(*(_lengths(plan, axis, size) for axis, size in axes.items()))
-    for sizes in sorted(tries, key=prod):
-        at: dict[str, Dim] = dict(zip(axes, sizes, strict=True))
-        if isinstance(op, FormulaOp):
-            open_m = ((a, d, upper(at[a]) if a in walked else min(axes[a], _ROWS_OF_TABLE)) for a, d in program.dims)
-            dims = ((a, Sym(d.name, min(d.lo, n), n) if isinstance(d, Sym) else n) for a, d, n in open_m)
-            with suppress(PlanError):  # a formula that names a position which is gone
-                yield Formula(replace(program, dims=tuple(dims)))
-            continue
-        if isinstance(op.m, Sym):
-            m = upper(at["m"])
-            at["m"] = Sym(op.m.name, min(op.m.lo, m), m)
-        yield replace(op, **at)  # type: ignore[arg-type]  # an axis is called as the op's field is
+def _smaller(op: Products | FormulaOp, plan: Plan, is_alike: Callable[[Op], bool]) -> Iterator[Op]:
+    """The op with fewer tiles along each axis, a ragged last one kept, smallest first.
+
+    A length of one axis that does not do beside the whole others is not tried beside shorter ones.
+    """
+    whole = {a: upper(d) for a, d in op.program().dims}
+    lengths = [
+        [n for n in _lengths(plan, a, size) if n == size or any(map(is_alike, _of_sizes(op, {**whole, a: n})))]
+        for a, size in whole.items()
+    ]
+    for sizes in sorted(product(*lengths), key=prod):
+        yield from _of_sizes(op, dict(zip(whole, sizes, strict=True)))
+
+
+def _of_sizes(op: Products | FormulaOp, sizes: Mapping[str, int]) -> Iterator[Op]:
+    """The op with these sizes, at most; none for a formula that names a position which is gone."""
+    program, at = op.program(), dict[str, Dim](sizes)
+    if isinstance(op, FormulaOp):
+        walked = {a for s in program.stages for a in s.every}
+        open_m = ((a, d, sizes[a] if a in walked else min(upper(d), _ROWS_OF_TABLE)) for a, d in program.dims)
+        dims = ((a, Sym(d.name, min(d.lo, n), n) if isinstance(d, Sym) else n) for a, d, n in open_m)
+        with suppress(PlanError):
+            yield Formula(replace(program, dims=tuple(dims)))
+        return
+    if isinstance(op.m, Sym):
+        at["m"] = Sym(op.m.name, min(op.m.lo, sizes["m"]), sizes["m"])
+    yield replace(op, **at)  # type: ignore[arg-type]  # an axis is called as the op's field is
 
 
 def _fewer_heads(op: Attention, plan: Plan) -> Iterator[Attention]:

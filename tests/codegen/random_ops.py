@@ -27,9 +27,11 @@ def _rows(rng: random.Random) -> str:
     return f"m({rng.randint(1, m)}..{m})" if m > 1 and rng.random() < 0.25 else str(m)
 
 
-def _text(rng: random.Random, sizes: str, words: list[str], more: tuple[str, ...] = ()) -> str:
+def _text(
+    rng: random.Random, sizes: str, words: list[str], more: tuple[str, ...] = (), dtypes: tuple[str, ...] = DTYPES
+) -> str:
     chosen = ",".join([*words, *(w for w in more if rng.random() < 0.35)])
-    return f"{sizes}:{rng.choice(DTYPES)}" + (f":{chosen}" if chosen else "")
+    return f"{sizes}:{rng.choice(dtypes)}" + (f":{chosen}" if chosen else "")
 
 
 def _product(*options: str, batched: bool = False) -> Callable[[random.Random, Target], str]:
@@ -48,13 +50,16 @@ def _matmul(rng: random.Random, target: Target) -> str:
 
 def _attention(rng: random.Random, target: Target) -> str:
     shared, each = rng.choice(((1, 1), (1, 3), (2, 1), (2, 2)))
-    queries, keys, dim = rng.choice((1, 5, 17, 33, 40)), rng.choice((1, 7, 33, 64, 70)), rng.choice((8, 16, 32, 48))
+    dims, dtypes = (
+        ((5, 8, 24, 33), DTYPES) if target.is_cpu else ((16, 32, 48), DTYPES[:2])
+    )  # as a GPU's mma takes them
+    queries, keys, dim = rng.choice((1, 5, 17, 33, 40)), rng.choice((1, 7, 33, 64, 70)), rng.choice(dims)
     words = ["causal"] if rng.random() < 0.6 else []
     words += [f"window{rng.randint(1, keys)}"] if words and rng.random() < 0.4 else []
     words += [f"kv{shared}"] if each > 1 else []
     open_size = f"m(1..{max(2, keys)})"
     sizes = f"{open_size}x{open_size}" if rng.random() < 0.25 else f"{queries}x{keys}"
-    return _text(rng, f"{shared * each}x{sizes}x{dim}", words)
+    return _text(rng, f"{shared * each}x{sizes}x{dim}", words, dtypes=dtypes)
 
 
 def _of_rows(*options: str) -> Callable[[random.Random, Target], str]:
