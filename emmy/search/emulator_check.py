@@ -221,7 +221,8 @@ def _lengths(plan: Plan, axis: str, size: int) -> list[int]:
                 unit *= x.step
                 break
         turns = _depth(la) + 2 if axis in _folded(plan, la) else 3
-        tried |= {unit * n + size % unit for n in range(turns + 1)}
+        enough = (_ROUNDS - 1) * la.tile.order.workers + 1  # for workers that walk the tiles of this axis alone
+        tried |= {unit * n + size % unit for n in (*range(turns + 1), enough)}
     return sorted(n for n in tried if 0 < n <= size)
 
 
