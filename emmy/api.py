@@ -34,7 +34,7 @@ from emmy.costmodels import (
     rollback_costmodel,
     train_costmodel,
 )
-from emmy.emulation import Emulated, emulate
+from emmy.emulation import emulated
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
@@ -59,7 +59,7 @@ from emmy.search.session import Request, at_stake, load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import by_schedule, find_winner, measured_rows
-from emmy.workloads import NamedOp, named_ops, op_texts
+from emmy.workloads import op_texts
 
 __all__ = [
     "BenchResult", "VerifyReport", "as_op", "bench", "bench_kernels", "build_pack", "collect", "costmodel_curve",
@@ -424,39 +424,6 @@ def bench_kernels(
         finally:
             results.write_parquet()
     return results, left
-
-
-@dataclass(frozen=True, slots=True)
-class Emulation:
-    """What is to be emulated, and what is found as it goes: at least one result for each op of the cases and each card."""
-
-    cases: tuple[NamedOp, ...]
-    results: Iterator[Emulated]
-    count: int  # ops times cards
-
-
-def emulated(
-    ops: Sequence[str], gpus: Sequence[str], *, orders: int = 2, jobs: int = 1, home: Path | None = None
-) -> Emulation:
-    """What would be loaded of ops and sets (without any: of what is stored) on cards that need not be here: replayed,
-    compiled, and run in the emulator (`emmy.emulation`), with whole numbers under so many `orders` of the threads.
-
-    Raises UsageError for a CPU, or where nothing is named nor stored.
-    """
-    home = home or config.home()
-    for target in map(load_target, gpus):
-        if target.is_cpu:
-            raise UsageError(f"{target.name} needs no emulator: `emmy verify` compiles its schedules and runs them")
-    if not ops:
-        dataset = Dataset.of(home)
-        dataset.ingest()
-        rows = [r for gpu in gpus for r in dataset.rows(target=gpu, statuses=("ok",), origins=("measured",))]
-        ops = tuple(dict.fromkeys(r.op for r in rows))
-    if not ops:
-        raise UsageError(f"nothing is stored on {', '.join(gpus)}: name ops, or a set such as @gemma4-12b")
-    cases = named_ops(ops)
-    work = [(op, gpu) for op in dict.fromkeys(c.op for c in cases) for gpu in gpus]
-    return Emulation(cases, emulate(work, orders=orders, jobs=jobs, home=home), len(work))
 
 
 @dataclass(frozen=True, slots=True)

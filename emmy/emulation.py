@@ -17,15 +17,19 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Literal
 
+from emmy import config
 from emmy.codegen import gpu_build
 from emmy.codegen.build import plan_source
 from emmy.codegen.emulator import SCHEDULES
-from emmy.errors import CompileError, EmmyError
+from emmy.costmodel.dataset import Dataset
+from emmy.errors import CompileError, EmmyError, UsageError
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import Op, parse_op
+from emmy.ir.target import load_target
 from emmy.levels import Origin, Subject
 from emmy.lookup import subjects
 from emmy.search.emulator_check import check
+from emmy.workloads import NamedOp, named_ops
 
 # What stopped a schedule: no legal one, no code for it, the compiler (or a spill), no smaller op to run, a wrong answer.
 Verdict = Literal["ok", "illegal", "generator", "compiler", "not run", "wrong"]
@@ -56,13 +60,41 @@ class Emulated:
     wall_s: float = 0.0
 
 
-def emulate(
-    work: Sequence[tuple[str, str]], *, orders: int = 2, jobs: int = 1, home: Path | None = None
-) -> Iterator[Emulated]:
-    """Each (op, card), as they are done; several of an op that a table serves.
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What is to be emulated, and what is found as it goes: at least one result for each op of the cases and each card."""
 
-    orders: of the threads, under which whole numbers run; jobs: processes
+    cases: tuple[NamedOp, ...]
+    results: Iterator[Emulated]
+    count: int  # ops times cards
+
+
+def emulated(
+    ops: Sequence[str], gpus: Sequence[str], *, orders: int = 2, jobs: int = 1, home: Path | None = None
+) -> Emulation:
+    """What would be loaded of ops and sets (without any: of what is stored) on cards that need not be here: replayed,
+    compiled, and run in the emulator, with whole numbers under so many `orders` of the threads, by `jobs` processes.
+
+    Raises UsageError for a CPU, or where nothing is named nor stored.
     """
+    home = home or config.home()
+    for target in map(load_target, gpus):
+        if target.is_cpu:
+            raise UsageError(f"{target.name} needs no emulator: `emmy verify` compiles its schedules and runs them")
+    if not ops:
+        dataset = Dataset.of(home)
+        dataset.ingest()
+        rows = [r for gpu in gpus for r in dataset.rows(target=gpu, statuses=("ok",), origins=("measured",))]
+        ops = tuple(dict.fromkeys(r.op for r in rows))
+    if not ops:
+        raise UsageError(f"nothing is stored on {', '.join(gpus)}: name ops, or a set such as @gemma4-12b")
+    cases = named_ops(ops)
+    work = [(op, gpu) for op in dict.fromkeys(c.op for c in cases) for gpu in gpus]
+    return Emulation(cases, _emulate(work, orders, jobs, home), len(work))
+
+
+def _emulate(work: Sequence[tuple[str, str]], orders: int, jobs: int, home: Path) -> Iterator[Emulated]:
+    """Each (op, card), as they are done."""
     jobs_of = [(op, gpu, ORDERS[:orders], home) for op, gpu in work]
     if jobs == 1:
         for each in jobs_of:
