@@ -34,6 +34,7 @@ from emmy.costmodels import (
     rollback_costmodel,
     train_costmodel,
 )
+from emmy.emulation import emulated
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
@@ -63,7 +64,7 @@ from emmy.workloads import op_texts
 __all__ = [
     "BenchResult", "VerifyReport", "as_op", "bench", "bench_kernels", "build_pack", "collect", "costmodel_curve",
     "costmodel_versions",
-    "diagnose_data", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
+    "diagnose_data", "emulated", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
     "verify", "winner", "with_pdl",
 ]  # fmt: skip
@@ -447,7 +448,7 @@ class VerifyReport:
 
 
 def verify(
-    op: Op | str | None = None,
+    op: Op | str | Sequence[str] | None = None,
     *,
     gpu: str = "cpu",
     threads: int = 1,
@@ -461,31 +462,35 @@ def verify(
 
     Of an op that a table serves, those of each of its ranges, the table's own first.
     """
-    home, target = home or config.home(), load_target(gpu)
+    home, target, rows = home or config.home(), load_target(gpu), list[Measurement]()
+    with device(target, threads, wait=wait, measurer=measurer) as here:  # that it is not here is the first thing to say
+        candidates = _best_stored(op, gpu, threads, top, home)
+        named = ",".join(dict.fromkeys(c.op for c in candidates))
+        with recording(home, "verify", named, gpu, __version__) as keep:
+            for row in here.stream(candidates):
+                rows.append(keep(row))
+                on_progress(f"checking on {gpu}", len(rows), len(candidates))
+    return VerifyReport(tuple(rows))
+
+
+def _best_stored(
+    op: Op | str | Sequence[str] | None, gpu: str, threads: int, top: int, home: Path
+) -> tuple[Candidate, ...]:
     dataset = Dataset.of(home)
     dataset.ingest()
     stored = dataset.rows(target=gpu, statuses=("ok",), origins=("measured",))
     asked: list[Candidate] = []
     names = dict.fromkeys(r.op for r in stored)
     if op:
-        named = expand(op) if isinstance(op, str) else (op,)
+        named = (op,) if isinstance(op, Op) else expand(op)
         ranges = [w for o in named for w in table(o, gpu=gpu, threads=threads, home=home)]
         names = dict.fromkeys((*(o.key for o in named), *(w.op for w in ranges)))
         asked = [Candidate(w.op, w.range.schedule) for w in ranges]
     times = {name: by_schedule([r for r in stored if r.op == name]) for name in names}
     asked += [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
-    candidates = tuple(dict.fromkeys(asked))
-    if not candidates:
+    if not asked:
         raise UsageError(f"nothing is stored on {gpu}{f' of {op}' if op else ''}. Tune something: `emmy tune OP`")
-    rows: list[Measurement] = []
-    with (
-        device(target, threads, wait=wait, measurer=measurer) as here,
-        recording(home, "verify", ",".join(dict.fromkeys(c.op for c in candidates)), gpu, __version__) as keep,
-    ):
-        for row in here.stream(candidates):
-            rows.append(keep(row))
-            on_progress(f"checking on {gpu}", len(rows), len(candidates))
-    return VerifyReport(tuple(rows))
+    return tuple(dict.fromkeys(asked))
 
 
 # ---------------------------------------------------------------- ship

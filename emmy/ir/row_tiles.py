@@ -9,6 +9,7 @@ has what: `split(m,grid,4)` rows a block, `split(n,warp,1024)` columns a warp, `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, prod
 
 from emmy.ir.dtype import size_bytes
@@ -40,27 +41,27 @@ class RowTile:
     def outer(self) -> tuple[str, ...]:
         return self.axes[:-1]
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Stages that the launch computes; those that it only combines are none."""
         p = self.plan.program
         return tuple(p.stage(w.stage) for w in self.launch.tile.works if not w.combine)
 
-    @property
+    @cached_property
     def elementwise(self) -> tuple[Stage, ...]:
         return tuple(s for s in self.stages if not s.reduces and s.axes == self.axes)
 
-    @property
+    @cached_property
     def made(self) -> frozenset[str]:
         return frozenset(w.stage for w in self.launch.tile.works)
 
-    @property
+    @cached_property
     def loaded(self) -> tuple[Read, ...]:
         """What is read of memory for each element, each once: those along the last axis."""
         found = (r for s in self.stages for r in outermost(s.body) if r.value not in self.made)
         return tuple(dict.fromkeys(r for r in found if self.last in axes_of(r)))
 
-    @property
+    @cached_property
     def kept(self) -> tuple[Stage, ...]:
         """Elementwise stages that are read beyond a fold of them: their numbers stay in registers."""
         out = []
@@ -94,7 +95,7 @@ class RowTile:
         """Columns of a warp."""
         return self.plan.extent(self.launch.tile.nest, self.last)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements of a vector: 16 bytes of the widest dtype at most, what every array allows and a warp's columns are made of."""
         p, nest = self.plan.program, self.launch.tile.nest
@@ -125,7 +126,7 @@ class RowTile:
         rows = 1 if set(axes_of(r)) <= {self.last} else self.rows
         return rows * self.vectors * each
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Registers of a thread: an estimate, mostly from above."""
         vectors = self.rows * self.vectors

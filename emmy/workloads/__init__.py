@@ -2,6 +2,6 @@
 
 from emmy.workloads.decoder_cases import DecoderCase, from_config
 from emmy.workloads.gemma4_12b import Case
-from emmy.workloads.sets import OPS, AnyCase, load, op_texts
+from emmy.workloads.sets import OPS, AnyCase, NamedOp, load, named_ops, op_texts
 
-__all__ = ["OPS", "AnyCase", "Case", "DecoderCase", "from_config", "load", "op_texts"]
+__all__ = ["OPS", "AnyCase", "Case", "DecoderCase", "NamedOp", "from_config", "load", "named_ops", "op_texts"]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from emmy.errors import UsageError
 from emmy.ir.dtype import DTYPES, DType
+from emmy.ir.ops import parse_op
 from emmy.workloads import gemma4_12b
 from emmy.workloads.decoder_cases import WIDTHS, DecoderCase, Width, from_config
 from emmy.workloads.gemma4_12b import Case
@@ -92,6 +94,28 @@ def _dtype(name: str, text: str | None) -> DType | None:
     if text is not None and found is None:
         raise UsageError(f"{name!r}: dtype is {text!r}; allowed are {', '.join(DTYPES)}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class NamedOp:
+    """A case that has an op text; of an op that is named by its text alone `name` is that text."""
+
+    name: str
+    kind: str
+    op: str  # its key
+
+
+def named_ops(names: Sequence[str]) -> tuple[NamedOp, ...]:
+    """The cases that texts of ops and names of sets stand for, in order. Raises UsageError as `load` and `parse_op` do."""
+    out: list[NamedOp] = []
+    for name in names:
+        if name.startswith("@") and name not in OPS:
+            listed = ((c.id, c.kind, text) for c in load(name) if (text := c.op_text()) is not None)
+            out += [NamedOp(case, kind, parse_op(text).key) for case, kind, text in listed]
+        else:
+            ops = map(parse_op, OPS.get(name, (name,)))
+            out += [NamedOp(op.key, op.kind, op.key) for op in ops]
+    return tuple(dict.fromkeys(out))
 
 
 def op_texts(name: str) -> tuple[str, ...]:

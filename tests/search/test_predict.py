@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -173,8 +174,10 @@ CASES = [
 @pytest.mark.parametrize(("op", "schedule"), CASES, ids=["plain", "ragged", "symbolic", "splitk", "batched"])
 def test_a_reduced_op_is_small_and_keeps_loops_rings_and_raggedness(op: str, schedule: str) -> None:
     target, whole = load_target("rtx4090"), parse_op(op)
-    small = reduced(whole, schedule, target)
-    assert small is not None and small.work().flops <= 5e8 < whole.work().flops * 10
+    found = reduced(whole, schedule, target)
+    assert found is not None and found[1] == schedule
+    small = found[0]
+    assert small.work().flops <= 5e8 < whole.work().flops * 10
     a, b = (replay(o.program(), schedule, target) for o in (whole, small))
     assert len(a.launches) == len(b.launches) and a.workspaces == b.workspaces
     for one, two in zip(a.launches, b.launches, strict=True):
@@ -190,7 +193,23 @@ def test_a_reduced_op_is_small_and_keeps_loops_rings_and_raggedness(op: str, sch
 
 def test_an_op_that_is_small_already_is_checked_as_it_is() -> None:
     op = parse_op(OP)
-    assert reduced(op, "", load_target("rtx4090")) == op
+    assert reduced(op, "", load_target("rtx4090")) == (op, "")
+
+
+WALKS = (
+    "k0/split(m,grid,128) k0/split(n,grid,256) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/split(n,warpgroup,256) "
+    "k0/raster(16) k0/stage(A,tma,4) k0/stage(B,tma,4) k0/specialize(2,40,232)"
+)
+
+
+@pytest.mark.parametrize("walk", ["persist(132)", "persist(264)", "streamk(132)"])
+def test_of_workers_that_walk_tiles_a_few_stay_and_each_still_goes_on_to_a_third_tile(walk: str) -> None:
+    schedule = f"{WALKS} k0/{walk} k0.C/atom(wgmma,64,256,16)"
+    found = reduced(parse_op("matmul:4096x4096x3840:f16"), schedule, load_target("h200"))
+    assert found is not None and found[0].work().flops < 1e9
+    la = replay(found[0].program(), found[1], load_target("h200")).launches[0]
+    tiles = prod(-(-found[0].program().sizes()[x.axis] // x.step) for x in la.tile.nest if x.level == "grid")
+    assert la.tile.order.workers == 2 and tiles > 4 and la.tile.order.group == 2
 
 
 # ---------------------------------------------------------------- what is kept
