@@ -263,8 +263,9 @@ def main() -> int:
                 (args.out / "times.jsonl").write_text("".join(json.dumps(asdict(r)) + "\n" for r in rows))
                 (args.out / "table.md").write_text(table(rows) + "\n")
     sys.stdout.write(table(rows) + "\n")
-    # Emmy rounds less often than eager: it must not be further from the exact answer than twice what eager is.
-    return 0 if all(r.emmy_error <= 2 * r.eager_error + 1e-6 for r in rows) else 4
+    # Emmy rounds less often than eager: it must not be further from the exact answer than twice what eager is, but that its
+    # f32 sums on a CPU may be of many terms in a row, where a library adds sums of parts.
+    return 0 if all(r.emmy_error <= 2 * r.eager_error + (5e-5 if on_cpu else 1e-6) for r in rows) else 4
 
 
 if __name__ == "__main__":

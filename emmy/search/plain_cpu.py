@@ -2,21 +2,21 @@
 
 Measured in time on one core of a Zen 4 with AVX-512, of 4096 columns of 3840 in f32, torch's in brackets. At 64 rows 34 ms with
 both operands packed and 6 x 24 sums in vectors of 8; 28 with 8 x 32 in vectors of 16; 27 without packing A; 23 with all rows in
-one block, so that B is packed once (31). Where B lies along k, inner products need no packing: 5.6 against 6.8 at 8 rows (10.3),
-24 against 23 at 64, 90 against 82 at 256 (100), and err by an eighth of what sums in a row do. With 16 registers they are slower
-from some rows on (14.6 against 13.0 at 64, 2048 columns), and where each element is widened first, from few (15.0 against 11.6).
+one block, so that B is packed once (31). Where B lies along k, inner products need no packing: 5.6 against 6.8 at 8 rows (10.3), 24
+against 23 at 64, and err by an eighth of what sums in a row do; but 90 against 82 at 256 (100), and of 3840 columns of 15360 there
+700 against 300 (380). With 16 registers they are slower from fewer rows on (14.6 against 13.0 at 64, 2048 columns), and where each
+element is widened first, from few (15.0 against 11.6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from emmy.ir.program import Program, Stage
 from emmy.ir.target import Target
 
-FEW_ROWS, FEW_ROWS_16_BITS = 32, 8
+FEW_ROWS, FEW_ROWS_16_REGISTERS, FEW_ROWS_16_BITS = 64, 32, 8
 WHOLE_ROWS = 256  # of a block: its slivers of A stay in the nearest caches
 COLUMNS = 256  # of a block
 
@@ -29,7 +29,7 @@ class PlainCpu:
     columns: str
     n_rows: int
     n_columns: int
-    dot_rows: float  # so many rows at most are inner products, where B lies along k
+    dot_rows: int  # so many rows at most are inner products, where B lies along k
     unpacked: frozenset[str]  # operands that are read once for many columns
     lanes: int
     registers: int
@@ -47,7 +47,8 @@ class PlainCpu:
         size = program.sizes({s.name: s.hi for s in program.syms})
         return cls(
             rows, columns, size[rows], size[columns],
-            FEW_ROWS_16_BITS if program.dtype != "f32" else inf if target.vector_registers >= 32 else FEW_ROWS,
+            FEW_ROWS_16_BITS if program.dtype != "f32" else FEW_ROWS if target.vector_registers >= 32
+            else FEW_ROWS_16_REGISTERS,
             frozenset(v for v in _operands(program, product) if columns not in program.value(v).axes),
             target.vector_bits // 32, target.vector_registers, threads,
         )  # fmt: skip

@@ -39,11 +39,12 @@ PACKED = "split(n,core,256) split(k,serial,256) stage(B,pack,1)"
 @pytest.mark.parametrize(
     ("op", "isa", "moves"),
     [
-        # inner products where B lies along k: f32 with many registers at any rows, else at few
+        # inner products where B lies along k: at fewer rows with few registers, or where elements are widened
         ("matmul:1x4096x3840:f32:nk", "avx512", "split(n,core,256) C/atom(dot,1,6,16,16)"),
-        ("geglu:256x4096x384:f32:nk", "avx512", "split(n,core,256) gate/atom(dot,4,6,16,16) up/atom(dot,4,6,16,16)"),
+        ("geglu:64x4096x384:f32:nk", "avx512", "split(n,core,256) gate/atom(dot,4,6,16,16) up/atom(dot,4,6,16,16)"),
         ("matmul:8x4096x512:bf16:nk", "avx512", "split(n,core,256) C/atom(dot,4,6,16,16)"),
         # else B is packed and A is not, with as many sums as registers hold
+        ("matmul:256x4096x512:f32:nk", "avx512", f"{PACKED} C/atom(fma,8,32,1,16)"),
         ("matmul:16x4096x512:f16:nk", "avx512", f"{PACKED} C/atom(fma,8,32,1,16)"),
         ("matmul:64x4096x512:f32:nk", "avx2", f"{PACKED} C/atom(fma,6,16,1,8)"),
         # rows are divided where they are many, or the columns too few for all threads
