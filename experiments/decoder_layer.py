@@ -1,6 +1,7 @@
 """A decoder layer in plain torch, of Gemma 4's form, through torch.compile(backend="emmy") beside eager and Inductor.
 
 python experiments/decoder_layer.py                                  small, on this CPU
+python experiments/decoder_layer.py --sizes gemma4-12b --clock cpu   the sizes of Gemma-4-12B, in time on the processor
 python experiments/decoder_layer.py --gpu h200 --out DIR             the sizes of Gemma-4-12B in f16, on the card
 
 Writes the report (kernels, what was left to torch and why) and a table of times to stdout; with --out also DIR/report.txt and
@@ -104,21 +105,22 @@ def layer_and_inputs(s: Sizes, tokens: int, dtype: torch.dtype, device: str) -> 
     return layer, tuple(t.to(device=device, dtype=dtype) for t in (x, turns.cos(), turns.sin()))
 
 
-def timed_ms(runs: dict[str, Run], device: str, rounds: int) -> dict[str, float]:
-    """Milliseconds of each, the median over rounds in which they take turns."""
+def timed_ms(runs: dict[str, Run], device: str, rounds: int, clock: str = "wall") -> dict[str, float]:
+    """Milliseconds of each, the median over rounds in which they take turns; clock "cpu": of this process's threads."""
+    now = time.process_time if clock == "cpu" else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             if device == "cuda":
                 torch.cuda.synchronize()
-            begin = time.perf_counter()
+            begin = now()
             n = 0
-            while n < 3 or time.perf_counter() - begin < 0.05:
+            while n < 1 or now() - begin < 0.05:
                 run()
                 n += 1
             if device == "cuda":
                 torch.cuda.synchronize()
-            times[name].append((time.perf_counter() - begin) / n * 1e3)
+            times[name].append((now() - begin) / n * 1e3)
     return {name: median(ms) for name, ms in times.items()}
 
 
@@ -178,7 +180,7 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> tuple[Measured,
         rms = float(exact.square().mean().sqrt())
         off = {lane: float((y - exact).abs().max()) / rms for lane, y in answers.items()}
         runs: dict[str, Run] = {lane: (lambda c=c: c(*inputs)) for lane, c in compiled.items()}
-        ms = timed_ms(runs, device, args.rounds)
+        ms = timed_ms(runs, device, args.rounds, args.clock)
         if device == "cuda":
             ms |= timed_ms({f"{lane} in a graph": graphed(run) for lane, run in runs.items()}, device, args.rounds)
     report = reports()[n_before]
@@ -231,6 +233,12 @@ def main() -> int:
         "--attention", choices=("tuned", "always", "never"), default="tuned", help="when Emmy's (default: tuned)"
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: time on the processor, where it is shared (default: wall)",
+    )
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -255,8 +263,9 @@ def main() -> int:
                 (args.out / "times.jsonl").write_text("".join(json.dumps(asdict(r)) + "\n" for r in rows))
                 (args.out / "table.md").write_text(table(rows) + "\n")
     sys.stdout.write(table(rows) + "\n")
-    # Emmy rounds less often than eager: it must not be further from the exact answer than twice what eager is.
-    return 0 if all(r.emmy_error <= 2 * r.eager_error + 1e-6 for r in rows) else 4
+    # Emmy rounds less often than eager: it must not be further from the exact answer than twice what eager is, but that its
+    # f32 sums on a CPU may be of many terms in a row, where a library adds sums of parts.
+    return 0 if all(r.emmy_error <= 2 * r.eager_error + (5e-5 if on_cpu else 1e-6) for r in rows) else 4
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Plan
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
+from emmy.search.plain_cpu import PlainCpu
 from emmy.search.space import Decision, Node, Point, Value
 from emmy.search.usual import urgency, usual
 from emmy.search.walk import nearest
@@ -301,8 +302,10 @@ class ScheduleSpace:
         """Values best first: outputs over blocks, folded axes in time, all staged, one atom; sizes that do on most targets."""
         assert isinstance(node, TreeNode) and node.decision is not None
         d, folded = node.decision, dict.fromkeys(a for s in self.program.stages for a in s.folded)
+        plain = PlainCpu.of(self.program, self.target, self.threads)
         if d.ordered:
-            return sorted(d.values, key=lambda v: abs(int(v) - self._near(node)))
+            near = (plain.near(d.name) if plain else None) or self._near(node)
+            return sorted(d.values, key=lambda v: abs(int(v) - near))
         marks = [f",{self.target.block_level},", *(f"({a},{level}," for level in ("serial", "warp") for a in folded)]
         marks += [",warpgroup,", ",tma,", "/stage(", "/specialize(", "/atom(fma", "/atom(mma", "/atom(", "/pipeline("]
 
@@ -311,8 +314,11 @@ class ScheduleSpace:
         def rank(v: Value) -> int:
             found = next((i for i, mark in enumerate(marks) if mark in str(v)), len(marks) + 1)
             late = v == DONE or ("/stage(" in str(v) and "ldg" in str(v)) or haste.get(str(v), 0) < 0
+            if plain and v != DONE:
+                found = -1 if str(v) == first else len(marks) + 1 if plain.is_unwanted(str(v)) else found
             return -1 if haste.get(str(v), 0) > 0 else len(marks) if late else found
 
+        first = plain.first([str(v) for v in d.values]) if plain else None
         return sorted(d.values, key=rank)
 
     def _near(self, node: TreeNode) -> int:

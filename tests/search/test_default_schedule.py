@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from emmy.codegen.build import source
@@ -29,3 +31,30 @@ def test_a_default_schedule_compiles_without_spills(op: str, card: str) -> None:
     target = load_target(card)
     schedule = ScheduleSpace(parse_op(op), target).default().key
     assert compile_cubin(source(parse_op(op), schedule, target).text, target.arch).refusal is None, schedule
+
+
+PACKED = "split(n,core,256) split(k,serial,256) stage(B,pack,1)"
+
+
+@pytest.mark.parametrize(
+    ("op", "isa", "moves"),
+    [
+        # inner products where B lies along k: at fewer rows with few registers, or where elements are widened
+        ("matmul:1x4096x3840:f32:nk", "avx512", "split(n,core,256) C/atom(dot,1,6,16,16)"),
+        ("geglu:64x4096x384:f32:nk", "avx512", "split(n,core,256) gate/atom(dot,4,6,16,16) up/atom(dot,4,6,16,16)"),
+        ("matmul:8x4096x512:bf16:nk", "avx512", "split(n,core,256) C/atom(dot,4,6,16,16)"),
+        # else B is packed and A is not, with as many sums as registers hold
+        ("matmul:256x4096x512:f32:nk", "avx512", f"{PACKED} C/atom(fma,8,32,1,16)"),
+        ("matmul:16x4096x512:f16:nk", "avx512", f"{PACKED} C/atom(fma,8,32,1,16)"),
+        ("matmul:64x4096x512:f32:nk", "avx2", f"{PACKED} C/atom(fma,6,16,1,8)"),
+        # rows are divided where they are many, or the columns too few for all threads
+        ("matmul:512x4096x512:f32", "avx2", f"split(m,core,256) {PACKED} C/atom(fma,6,16,1,8)"),
+        ("matmul:64x512x512:f32", "avx2", f"split(m,core,32) {PACKED} C/atom(fma,6,16,1,8)"),
+    ],
+)
+def test_a_cpus_default_packs_what_pays_and_divides_what_it_must(op: str, isa: str, moves: str) -> None:
+    here = load_target("cpu-portable")
+    target = replace(
+        here, capabilities=here.capabilities | {"fma", "avx2", isa}, vector_bits=512 if isa == "avx512" else 256
+    )
+    assert ScheduleSpace(parse_op(op), target, 2).default().key.replace("k0/", "").replace("k0.", "") == moves
