@@ -8,7 +8,7 @@ do (PTX ISA: mma.m16n8k16). The state is taken relative to the running one (`emm
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e as euler
 from math import log, log2
 
@@ -434,6 +434,9 @@ def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
     second = factors(inner.body)[1]
     assert m is not None and isinstance(second, Read)
     ring = w.rings.get(second.value)
+    if ring is not None:  # the same slots, told by the axes that move in them here
+        own = dict(zip(w.plan.program.value(second.value).axes, map(str, second.along), strict=True))
+        ring = replace(ring, rows=own[ring.rows], columns=own[ring.columns])
     if ring is None or {ring.rows, ring.columns} != {k, n}:
         raise w.cannot(f"{stage.out} reads {second.value}, which is not in shared memory as [{k},{n}]: stage it first")
     levels = ("grid", "cluster", "serial", *AGENTS)

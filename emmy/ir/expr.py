@@ -56,6 +56,11 @@ class Read:
         """Positions that stand in place of axes."""
         return tuple(x for x in self.index if not isinstance(x, str))
 
+    @property
+    def along(self) -> tuple[str | Expr, ...]:
+        """At each position the axis that moves it, be it the value's own or another one; else what computes it."""
+        return tuple(x.name if isinstance(x, Axis) else x for x in self.index)
+
     def __str__(self) -> str:
         return f"{self.value}[{','.join(map(str, self.index))}]" if self.index else f"{self.value}[()]"
 

@@ -206,7 +206,8 @@ def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
     """(rows, columns, columns that stay together) of the blocks that a channel brings: a panel crosses no border of these."""
     nest, axes = tile.nest, block_axes(plan, tile, c)
     rows, columns = (plan.extent(nest[: c.at + 1], a) for a in axes)
-    share = min(columns, plan.extent(nest, axes[1]))
+    others = (x for a, x in plan.program.moved.get(c.value, ()) if a == axes[1])
+    share = min(columns, *(plan.extent(nest, a) for a in (axes[1], *others)))
     # One of a power of two may end inside a panel, but a descriptor begins where a panel does.
     together = columns if share & (share - 1) == 0 and not by_groups(nest) else share
     if c.transport == "tma" and (wide := brought(plan, tile, c)) > columns:

@@ -238,10 +238,24 @@ class Program:
         return {v.name: v for v in self.inputs}
 
     @cached_property
+    def _read(self) -> tuple[Read, ...]:
+        """All reads of all stages, those of monoids' lifts included."""
+        bodies = (x.body for s in self.stages for x in (s, *(s.monoid.lift if s.monoid else ())))
+        return tuple(r for body in bodies for r in walk(body) if isinstance(r, Read))
+
+    @cached_property
     def gathered(self) -> frozenset[str]:
         """Inputs that some stage reads at computed positions: a block of such a stage may need all of them."""
-        reads = (r for s in self.stages for r in walk(s.body) if isinstance(r, Read))
-        return frozenset(r.value for r in reads if r.computed)
+        return frozenset(r.value for r in self._read if any(not isinstance(x, Axis) for x in r.computed))
+
+    @cached_property
+    def moved(self) -> Mapping[str, frozenset[tuple[str, str]]]:
+        """Input -> (its axis, another one along which some stage reads it): a block of it has all positions of that axis."""
+        found: dict[str, set[tuple[str, str]]] = {}
+        for r in self._read:
+            places = zip(r.index, self.value(r.value).axes, strict=True) if r.value in self._given else ()
+            found.setdefault(r.value, set()).update((a, x.name) for x, a in places if isinstance(x, Axis))
+        return {v: frozenset(pairs) for v, pairs in found.items() if pairs}
 
     @cached_property
     def _stage(self) -> Mapping[str, Stage]:

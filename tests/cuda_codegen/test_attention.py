@@ -110,6 +110,16 @@ CASES = {
         by_warps(HEADS, 32, 16, "cp_async", 2).replace("k0/stage(V,cp_async,2) ", ""),
         {},
     ),
+    "K is V, columns shared out": (
+        "attention:2x70x70x128:f16:causal,k_is_v,kv1",
+        "h200",
+        by_groups(GROUPS, 32, 2, 64)
+        .replace("split(s,grid,128)", "split(s,grid,64)")
+        .replace("split(s,warpgroup,64)", "split(s,warpgroup,64) k0/split(e,warpgroup,64)")
+        .replace("k0/stage(V,tma,2) ", "")
+        + " k0.S/pipeline()",
+        {},
+    ),
 }
 
 
@@ -155,6 +165,19 @@ def test_masks_are_applied_only_where_they_hide_something() -> None:
     text = unit("attention:1x256x256x32:f16:causal", by_warps(HEADS, 64, 32, "cp_async", 2)).text
     assert "if (t + 31 < s_lo + warp_s + 1 == 0) {" in text
     assert text.count("? S_sums[") == 1
+
+
+def test_keys_that_are_values_are_fetched_once_and_read_along_both_axes() -> None:
+    text = unit(*(CASES["K is V, columns shared out"][i] for i in (0, 2, 1))).text
+    assert text.count("K_map") == 4  # a parameter, made ready, and both panels of a fill
+    assert "emmy_desc_k_sw128" in text
+    assert "emmy_desc_mn_sw128" in text
+
+
+def test_a_block_of_keys_that_are_values_has_all_their_columns() -> None:
+    program, loops = parse_op("attention:2x64x64x128:f16:k_is_v").program(), "k0/online(O) k0/split(d,serial,64)"
+    with pytest.raises(PlanError, match="K is read along e too: a block needs all 128 of d, it has 64"):
+        replay(program, f"{loops} k0/stage(K,cp_async,2)", load_target("rtx4090"))
 
 
 def test_what_no_lift_can_take_is_refused() -> None:

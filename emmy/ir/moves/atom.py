@@ -349,8 +349,8 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan, la: Launch) -> str | None
     m, n, k = mnk_axes(s)
     if (
         not (isinstance(a, Read) and isinstance(b, Read))
-        or not {k} <= set(a.index) <= set(s.every) - {n}
-        or not {k, n} <= set(b.index) <= set(s.every) - {m}
+        or not {k} <= set(a.along) <= set(s.every) - {n}
+        or not {k, n} <= set(b.along) <= set(s.every) - {m}
     ):
         return f"{kind.name} multiplies A[m,k] and B[n,k] or B[k,n]; {s.out} is a sum of {s.body}"
     known = (*plan.program.inputs, *(plan.program.value(x.out) for x in plan.program.stages if plan.arrives(la, x.out)))
@@ -359,9 +359,9 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan, la: Launch) -> str | None
         dtype = stored.get(x.value)
         if dtype and dtype not in kind.dtypes:
             return f"{kind.name} multiplies {', '.join(kind.dtypes)}; {x.value} is {dtype}"
-    across = [x for x in (a, b) if x.index[-1] != k]
+    across = [x for x in (a, b) if x.along[-1] != k]
     if kind.vector_axis == "k" and across:
-        return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].index[-1]}"
+        return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].along[-1]}"
     return None
 
 
@@ -372,7 +372,7 @@ def _refuse_swapped(kind: AtomKind, s: Stage, target: Target) -> str | None:
     if target.is_cpu or kind.direct:
         return f"{kind.name} has the rows of {s.out} for its own; the first factor of {s.body} has its columns"
     a = factors(s.body)[0]
-    along = a.index[-1] if isinstance(a, Read) else s.folded[-1]
+    along = a.along[-1] if isinstance(a, Read) else s.folded[-1]
     if kind.unit == "warp" and kind.name != "simt" and along != s.folded[-1]:
         return f"{kind.name} reads its first operand along {s.folded[-1]}, {a} is contiguous along {along}"
     return None

@@ -28,6 +28,7 @@ from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
 from emmy.ir.moves.lifted_tiles import lifted
 from emmy.ir.moves.row_loops import rows_only
 from emmy.ir.plan import BLOCK_LEVELS, SIDE, Channel, Launch, Placement, Plan
+from emmy.ir.program import upper
 from emmy.ir.target import Target
 
 # transport -> (capability the target must have, space the slots live in, default layout)
@@ -165,6 +166,10 @@ class Stage(Move):
             return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(read)}"
         if self.value in p.gathered:
             return f"{self.value} is read at computed positions: a block of it is no block of {len(p.value(self.value).axes)} axes"
+        nest = la.tile.nest[: self._at(plan, la) + 1]
+        for axis, other in sorted(p.moved.get(self.value, ())):
+            if plan.extent(nest, axis) < upper(p.dim(axis)):
+                return f"{self.value} is read along {other} too: a block needs all {p.dim(axis)} of {axis}, it has {plan.extent(nest, axis)}"
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
             known = [t for t, (c, _, _) in TRANSPORTS.items() if target.can(c)]
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from emmy.errors import UsageError
 from emmy.ir.dtype import DTYPES, DType, decode, epsilon, size_bytes
-from emmy.ir.expr import Apply, Array, Const, Expr, Read, parse
+from emmy.ir.expr import Apply, Array, Axis, Const, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work, drawn
 from emmy.ir.ops.sizes import part_of
 from emmy.ir.program import MAX, SUM, Dim, Program, Reduce, Stage, Sym, Value, upper
@@ -88,8 +88,7 @@ class Attention(Op):
         grouped = self.groups != self.heads or self._one
         heads = (("g", self.groups), ("r", self.heads // self.groups)) if grouped else (("h", self.heads),)
         rows = () if self._one else (("s", self.queries),)
-        own = () if self.shared else (("e", self.dim),)
-        return (*heads, *rows, ("t", self.keys), ("d", self.dim), *own)
+        return (*heads, *rows, ("t", self.keys), ("d", self.dim), ("e", self.dim))
 
     @property
     def _one(self) -> bool:
@@ -112,10 +111,10 @@ class Attention(Op):
 
     def program(self) -> Program:
         dims = self._sizes
-        e, keys = dims[-1][0], "K" if self.shared else "V"
         kv, q = dims[0][0], tuple(a for a, _ in dims if a in "ghr")
         row = q if self._one else (*q, "s")
-        logit, out = (*row, "t"), (*row, e)
+        logit, out = (*row, "t"), (*row, "e")
+        values = Read("K", (kv, "t", Axis("e"))) if self.shared else Read("V", (kv, "t", "e"))
         scores = Apply("mul", (Read("Q", (*row, "d")), Read("K", (kv, "t", "d"))))
         body: Expr = Apply("mul", (Read("S", logit), Const(self._scale)))
         nothing = Const(_NOTHING if self._blind else _MASKED)
@@ -142,7 +141,7 @@ class Attention(Op):
             Stage("M", row, top, (Reduce("t", MAX),)),
             Stage("P", logit, Apply("exp", (Apply("sub", (a, m)),))),
             Stage("L", row, weight, (Reduce("t", SUM),)),
-            Stage("N", out, Apply("mul", (weight, Read(keys, (kv, "t", e)))), (Reduce("t", SUM),)),
+            Stage("N", out, Apply("mul", (weight, values)), (Reduce("t", SUM),)),
             Stage("O", out, Apply("div", (Read("N", out), total)), (), self.dtype),
         )
         inputs: tuple[Value, ...] = (Value("Q", (*row, "d"), self.dtype), Value("K", (kv, "t", "d"), self.dtype))
