@@ -56,6 +56,7 @@ from emmy.codegen.kernel_gpu import (
     For,
     GpuKernel,
     If,
+    LetFrom,
     Ref,
     Stmt,
     bits,
@@ -275,7 +276,7 @@ def _touched(body: tuple[Stmt, ...]) -> set[str]:
     """Names that statements address or cut views from."""
     out: set[str] = set()
     for s in walk(body):
-        if isinstance(s, Do):
+        if isinstance(s, Do | LetFrom):
             out |= {a.view for a in s.args if isinstance(a, Ref)}
         elif isinstance(s, View):
             out.add(s.of)

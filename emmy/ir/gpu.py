@@ -5,13 +5,15 @@ Moves refuse by these numbers, code generation is built on them, and the cost mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd, prod
 
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read
 from emmy.ir.on_the_way import made_here, row_values
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import AGENTS, SIDE, Atom, Channel, Launch, Loop, Plan, Tile, Work, Workspace, folds_results
@@ -26,7 +28,7 @@ SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 BOX_ROWS = 256  # of a box of the copy engine, at most (CUDA driver API: cuTensorMapEncodeTiled)
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
 _COUNT = 16  # bytes in which a count of parts is told, of each team
-_PERIOD = 8  # rows after which a swizzle repeats
+PERIOD_ROWS = 8  # rows after which a swizzle repeats
 _LOADING = (
     12  # registers without which ptxas 13.0 serialises what reads operands from registers (C7512; 12 tiles tried)
 )
@@ -107,10 +109,16 @@ def receivers(plan: Plan, tile: Tile, c: Channel) -> int:
     """
     v, blocks = plan.program.value(c.value), cluster_size(plan, tile.nest)
     same = not any(x.level == "cluster" and x.axis in v.axes for x in tile.nest)
-    if c.transport != "tma" or not same or len(v.axes) < 2 or sharing_blocks(plan, tile) > 1:
+    if (
+        c.transport != "tma"
+        or not same
+        or plan.program.view(c.value)
+        or len(v.axes) < 2
+        or sharing_blocks(plan, tile) > 1
+    ):
         return 1
     rows, _ = block_axes(plan, tile, c)
-    return 1 if plan.extent(tile.nest[: c.at + 1], rows) % (_PERIOD * blocks) else blocks
+    return 1 if plan.extent(tile.nest[: c.at + 1], rows) % (PERIOD_ROWS * blocks) else blocks
 
 
 def exchange_pitch(columns: int, transposed: bool = False) -> int:
@@ -202,6 +210,44 @@ def block_axes(plan: Plan, tile: Tile, c: Channel) -> tuple[str, str]:
     return (long_axes(plan, tile.nest[: c.at + 1], c.value) or axes[-2:-1])[-1], axes[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Rows of a view's blocks follow one another in memory, `rows` of them at a time, along `axis` of the input it shows."""
+
+    axis: str
+    rows: int
+
+
+def paged(plan: Plan, tile: Tile, c: Channel) -> Paged | None:
+    """Pages of what a channel brings of a view, of which no loop cuts any; None where its rows do not lie so, or it is none.
+
+    Positions are row % page along one axis, and depend on row // page alone along others.
+    """
+    view = plan.program.view(c.value)
+    if view is None or not isinstance(view.body, Read):
+        return None
+    row, _ = block_axes(plan, tile, c)
+    along = [(a, x) for a, x in zip(plan.program.value(view.body.value).axes, view.body.along, strict=True)]
+    inside = [(a, x) for a, x in along if isinstance(x, Apply) and x.fn == "mod" and x.args[0] == Axis(row)]
+    if len(inside) != 1 or not isinstance(by := inside[0][1].args[1], Const):
+        return None
+    page = Apply("floordiv", (Axis(row), by))
+    loose = (x for a, x in along if a != inside[0][0] for y in _leaves(x, page) if y == Axis(row))
+    if any(x == row for _, x in along) or next(loose, None) is not None:
+        return None
+    steps = (x.step for x in tile.nest[: c.at + 1] if x.axis == row)
+    return Paged(inside[0][0], gcd(int(by.value), plan.extent(tile.nest[: c.at + 1], row), *steps))
+
+
+def _leaves(x: str | Expr, but: Expr) -> Iterator[Expr]:
+    """What an expression is made of, without what is in one."""
+    if isinstance(x, str) or x == but:
+        return
+    yield x
+    for part in x.args if isinstance(x, Apply) else x.computed if isinstance(x, Read) else ():
+        yield from _leaves(part, but)
+
+
 def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
     """(rows, columns, columns that stay together) of the blocks that a channel brings: a panel crosses no border of these."""
     nest, axes = tile.nest, block_axes(plan, tile, c)
@@ -218,7 +264,7 @@ def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
 def swizzled_bytes(rows: int, columns: int, item: int, together: int) -> int:
     """Bytes of a panel's rows in a swizzled block, at most those of the longest swizzle; 0 where no such panels make it."""
     widths = (SWIZZLE_BYTES >> i for i in range(4))
-    fits = (w for w in widths if columns * item % w == 0 and together * item % w == 0 and rows % _PERIOD == 0)
+    fits = (w for w in widths if columns * item % w == 0 and together * item % w == 0 and rows % PERIOD_ROWS == 0)
     return next(fits, 0)
 
 

@@ -104,6 +104,7 @@ HELPERS: tuple[Helper, ...] = (
         "return __uint_as_float((u32)x << 16);",
         None,
     ),
+    Helper("from_i32", "float from_i32(u32 x)", f"{_CVT}.rn.f32.s32", "return (float)(int)x;", None),
     *(_shuffle(mode, dtype) for mode in ("xor", "idx") for dtype in ("f32", "u32")),
     Helper(
         "any",

@@ -353,8 +353,18 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan, la: Launch) -> str | None
         or not {k, n} <= set(b.along) <= set(s.every) - {m}
     ):
         return f"{kind.name} multiplies A[m,k] and B[n,k] or B[k,n]; {s.out} is a sum of {s.body}"
-    known = (*plan.program.inputs, *(plan.program.value(x.out) for x in plan.program.stages if plan.arrives(la, x.out)))
+    views = (plan.program.value(x.out) for x in plan.program.views)
+    known = (
+        *plan.program.inputs,
+        *views,
+        *(plan.program.value(x.out) for x in plan.program.stages if plan.arrives(la, x.out)),
+    )
     stored = {v.name: v.dtype for v in known}
+    lost = next((x.value for x in (a, b) if plan.program.view(x.value) and not la.tile.channel(x.value)), None)
+    if lost and (kind.vector_axis or kind.direct):
+        return f"{kind.name} reads {lost} where it lies, which is {plan.program.view(lost).body}"  # type: ignore[union-attr]
+    if kind.vector_axis and (moved := next((x for x in (a, b) if x.computed), None)):
+        return f"{kind.name} reads a value along its own axes, here {moved}"
     for x in (a, b):
         dtype = stored.get(x.value)
         if dtype and dtype not in kind.dtypes:

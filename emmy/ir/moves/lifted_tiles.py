@@ -107,7 +107,7 @@ def _inputs(plan: Plan, s: Stage) -> tuple[str, ...]:
     for v in s.reads:
         for x in (v,) if p.is_input(v) else _below(plan, v):
             found[x] = None
-    return tuple(found)
+    return tuple(v for v in found if p.value(v).dtype != "i32")  # what tells where a mask ends is no operand
 
 
 def _below(plan: Plan, value: str) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def product_below(plan: Plan, s: Stage) -> Stage | None:
             below = p.stage(v)
             if below.reduces:
                 return below
-            v = below.reads[0] if below.reads else ""
+            v = next((x for x in below.reads if p.has_stage(x)), "")
     return None
 
 
