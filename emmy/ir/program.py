@@ -191,7 +191,7 @@ class Program:
             ]
             if numbers:
                 raise PlanError(
-                    f"stage {s.out} computes with {numbers[0]}, which is i32: it may be a position, or be compared with one"
+                    f"stage {s.out} computes with {numbers[0]}, which is i32: it may only be a position, or compared with one"
                 )
             parts = (x for x in walk(s.body) if isinstance(x, Apply) and x.fn in ("floordiv", "mod"))
             if odd := next((x for x in parts if not self._is_position(x)), None):

@@ -18,7 +18,7 @@ from emmy.codegen.emulator import SCHEDULES
 from emmy.codegen.lower import complete
 from emmy.errors import EmuError, PlanError, UsageError
 from emmy.ir.gpu import accumulation, transfer_bytes
-from emmy.ir.ops import Attention, Formula, FormulaOp, Op, Products
+from emmy.ir.ops import Attention, Formula, FormulaOp, Op, PagedAttention, Products
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
 from emmy.ir.program import Dim, Sym, upper
 from emmy.ir.schedule import replay
@@ -81,11 +81,11 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
     """
     whole = op if op.work().flops <= _MOST_FLOPS else None
     least = _WHOLE_ROWS_FLOPS if isinstance(op, FormulaOp) else _WHOLE_FLOPS
-    if not isinstance(op, Products | Attention | FormulaOp) or op.work().flops <= least:
+    if not isinstance(op, Products | Attention | PagedAttention | FormulaOp) or op.work().flops <= least:
         return whole
     plan = replay(op.program(), schedule, target)
     form = _form(plan)
-    for small in _fewer_heads(op, plan) if isinstance(op, Attention) else _smaller(op, plan):
+    for small in _fewer(op, plan):
         if small.work().flops > _MOST_FLOPS:
             break
         try:
@@ -95,6 +95,16 @@ def reduced(op: Op, schedule: str, target: Target) -> Op | None:
         if _form(its) == form and complete(its) is None:
             return small
     return whole
+
+
+def _fewer(op: Products | Attention | PagedAttention | FormulaOp, plan: Plan) -> Iterator[Op]:
+    match op:
+        case Attention():
+            return _fewer_heads(op, plan)
+        case PagedAttention():
+            return _fewer_sequences(op, plan)
+        case _:
+            return _smaller(op, plan)
 
 
 def _smaller(op: Products | FormulaOp, plan: Plan) -> Iterator[Op]:
@@ -131,6 +141,19 @@ def _fewer_heads(op: Attention, plan: Plan) -> Iterator[Attention]:
         if (keys < queries) == (size["t"] < size.get("s", 1)) and (queries == keys or not isinstance(op.queries, Sym)):
             shared = groups if op.kv_heads else 0
             yield replace(op, heads=groups * (op.heads // op.groups), kv_heads=shared, **few)  # type: ignore[arg-type]
+
+
+def _fewer_sequences(op: PagedAttention, plan: Plan) -> Iterator[PagedAttention]:
+    """The op with fewer sequences, heads, queries and keys, smallest first, and a pool for them."""
+    program, share = op.program(), op.heads // op.groups
+    tries = product(*(_lengths(plan, a, upper(program.dim(a))) for a in "bgqt"))
+    for sequences, groups, rows, keys in sorted(tries, key=prod):
+        batch: Dim = (
+            Sym(op.batch.name, min(op.batch.lo, sequences), sequences) if isinstance(op.batch, Sym) else sequences
+        )
+        if rows % share == 0:
+            few = replace(op, batch=batch, heads=groups * share, kv_heads=groups, queries=rows // share)
+            yield replace(few, keys=keys, pool=0)
 
 
 def _lengths(plan: Plan, axis: str, size: int) -> list[int]:

@@ -74,7 +74,7 @@ def test_what_is_no_view_is_refused(body: str, why: str) -> None:
 def test_whole_numbers_are_compared_and_never_computed_with() -> None:
     gathered((), Stage("Y", ("u",), parse("where(u < ids[u], F[u], u % 2)")))
     with pytest.raises(
-        PlanError, match="computes with ids, which is i32: it may be a position, or be compared with one"
+        PlanError, match="computes with ids, which is i32: it may only be a position, or compared with one"
     ):
         gathered((), Stage("Y", ("u",), parse("F[u] * ids[u]")))
     with pytest.raises(PlanError, match="are of positions, by a number of 1 or more"):

@@ -177,7 +177,7 @@ HELPERS: tuple[Helper, ...] = (
         None,
         uses=("lds_b32",),
     ),
-*(_index(nc) for nc in (False, True)),
+    *(_index(nc) for nc in (False, True)),
     *(_load(n, how) for n in (2, 4, 8, 16) for how in _LOADS),
     *(_load_if(n) for n in (2, 4, 8, 16)),
     *(_store(n) for n in (2, 4, 8, 16)),
