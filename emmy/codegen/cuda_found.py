@@ -34,7 +34,7 @@ class FoundCopier(Copier):
 
     found: Read = field(default_factory=lambda: Read("", ()))
     page: Paged | None = None
-    base: tuple[Whole, Whole] | None = None  # (first row of the page at hand, its place in the input)
+    base: IntVar | None = None  # where the rows of the page at hand begin in the input
 
     def _view(self, row: Whole, column: Whole) -> str:
         return self.found.value
@@ -69,17 +69,15 @@ class FoundCopier(Copier):
         each, share, page = self._each, self.share, self.page
         if not each or share is None or page is None:
             return Copier._passes(self, one, scope)
-        pages, out = share.count // each, list[Stmt]()
-        at = counter("page", pages)
-        first = times(at, Int(page.rows))
-        there = element(
-            self.w, self.found, self._corner(scope, first, share.column), self._last(scope[self.ring.rows]), out
-        )
-        name = self.w.fresh(f"{self.ring.value}_page")
-        self.base = first, IntVar(name)
-        copies = unrolled("i", each, one(plus(times(at, Int(each)), counter("i", each))))
+        loads, copies = list[Stmt](), list[Stmt]()
+        for at in range(share.count // each):
+            corner = self._corner(scope, Int(at * page.rows), share.column)
+            there = element(self.w, self.found, corner, self._last(scope[self.ring.rows]), loads)
+            self.base = IntVar(self.w.fresh(f"{self.ring.value}_page"))
+            loads.append(LetInt(self.base.name, there.at))
+            copies += unrolled("i", each, one(plus(Int(at * each), counter("i", each))))
         self.base = None
-        return unrolled("page", pages, (*out, LetInt(name, there.at), *copies))
+        return (*loads, *copies)
 
     def _piece(self, i: Whole, scope: dict[str, Piece], slot: Whole) -> Copied:
         spot, rows, loads = self._spot(i), scope[self.ring.rows], list[Stmt]()
@@ -87,7 +85,7 @@ class FoundCopier(Copier):
         if self.base and self.page and self.share:
             inside = plus(self.share.row, times(counter("i", self._each), Int(self.share.stride)))
             source = Ref(
-                self.found.value, plus(self.base[1], times(inside, self.w.stride(self.found.value, self.page.axis)))
+                self.found.value, plus(self.base, times(inside, self.w.stride(self.found.value, self.page.axis)))
             )
         else:
             source = element(self.w, self.found, self._corner(scope, spot.row, spot.column), self._last(rows), loads)

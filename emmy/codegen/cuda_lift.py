@@ -13,11 +13,11 @@ from math import e as euler
 from math import log, log2
 
 from emmy.codegen.cpu_fold import parts_name
-from emmy.codegen.cuda_atoms import Fold, fragments
+from emmy.codegen.cuda_atoms import Fold, Simt, fragments, tiles_of_lanes
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_values import Folds, Spread, index_of, over_states, part_start
-from emmy.codegen.cuda_vector import function, store
+from emmy.codegen.cuda_vector import function, load, store
 from emmy.codegen.cuda_wgmma import check_described, descriptor, further
 from emmy.codegen.kernel import (
     Call,
@@ -31,14 +31,18 @@ from emmy.codegen.kernel import (
     Whole,
     below,
     both,
+    over,
     plus,
+    rest,
     same,
     times,
 )
 from emmy.codegen.kernel_gpu import (
+    ROLLED,
     SMEM,
     THREAD,
     Do,
+    For,
     Further,
     If,
     LetAny,
@@ -54,6 +58,7 @@ from emmy.codegen.ptx.wgmma import wgmma_name
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors
 from emmy.ir.gpu import GROUP
 from emmy.ir.moves.atom import mnk_axes
+from emmy.ir.moves.lifted_tiles import product_below
 from emmy.ir.plan import AGENTS, Atom, Work
 from emmy.ir.program import MAX, SUM, Monoid, Stage
 from emmy.ir.relative import Relative, relative
@@ -119,6 +124,26 @@ class Lifted(Fold):
         """The number of a row among a lane's, inside loops over i and h."""
         return plus(times(counter("i", self.mt), Int(2)), IntVar("h"))
 
+    @property
+    def _row_count(self) -> int:
+        """Rows of a lane."""
+        return 2 * self.mt
+
+    @property
+    def _sum_count(self) -> int:
+        """Sums of a lane."""
+        return 4 * self.mt * self.nt
+
+    @property
+    def _mates(self) -> tuple[int, ...]:
+        """Bits of a lane's number in which lanes differ that have the same rows."""
+        return 1, 2
+
+    def _across(self, m: Monoid, name: str, at: Whole) -> tuple[Stmt, ...]:
+        """Lanes of a row join what they have of it."""
+        mine = Load(name, at)
+        return tuple(Store(name, at, _joined(m, mine, Call(f"across<{bit}>", (mine,)))) for bit in self._mates)
+
     def _each_row(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         return unrolled("i", self.mt, unrolled("h", 2, body))
 
@@ -131,11 +156,20 @@ class Lifted(Fold):
         atom = plus(times(counter("i", self.mt), Int(count)), counter("j", count))
         return plus(times(atom, Int(4)), times(IntVar("h"), Int(2)), IntVar("e"))
 
+    def _along_weights(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """For every weight of a row's."""
+        return self._along(2 * self.kt, body)
+
+    @property
+    def _weight_at(self) -> Whole:
+        """Where the weight at hand stands in registers."""
+        return self._at(2 * self.kt)
+
     # ------------------------------------------------------------ states
     def open(self) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
         for (c, _), identity in zip(self.monoid.state, self.monoid.identity, strict=True):
-            name, count = (self._of(c), 2 * self.mt) if c in self.rows else (self._sums, 4 * self.mt * self.nt)
+            name, count = (self._of(c), self._row_count) if c in self.rows else (self._sums, self._sum_count)
             out += (Regs(name, "f32", count), *unrolled("e", count, (Store(name, counter("e", count), Num(identity)),)))
         return tuple(out)
 
@@ -156,9 +190,9 @@ class Lifted(Fold):
                 if any(value in x.reads for x in later):
                     raise self.w.cannot(f"{s.out} takes the registers of {value}, which {self.stage.out} reads again")
                 held[s.out] = held[value]
-                to = self._at(2 * self.kt)
+                to = self._weight_at
                 body = (Store(held[s.out], to, self._number(s.body, held)),)
-                out += self._each_row(self._along(2 * self.kt, body))
+                out += self._each_row(self._along_weights(body))
         return tuple(out)
 
     def _number(self, e: Expr, held: Mapping[str, str]) -> Number:
@@ -167,7 +201,7 @@ class Lifted(Fold):
             case Const(v):
                 return Num(v)
             case Read(value) if value in held:
-                return Load(held[value], self._at(2 * self.kt))
+                return Load(held[value], self._weight_at)
             case Read(value) if value in self.rows:
                 return Load(self._of(value), self._row)
             case Apply("exp", (Apply("sub", (a, b)),)):
@@ -184,8 +218,8 @@ class Lifted(Fold):
         new, r = self._of(f"{s.out}_new"), self._row
         begin = Store(new, r, Num(s.monoid.identity[0]))
         more = Store(new, r, _joined(s.monoid, Load(new, r), self._number(s.body, held)))
-        out: list[Stmt] = [Regs(new, "f32", 2 * self.mt)]
-        out += self._each_row((begin, *self._along(2 * self.kt, (more,)), *_across(s.monoid, new, r)))
+        out: list[Stmt] = [Regs(new, "f32", self._row_count)]
+        out += self._each_row((begin, *self._along_weights((more,)), *self._across(s.monoid, new, r)))
         states: dict[str, Number] = {f"a_{s.out}": Load(self._of(s.out), r), f"b_{s.out}": Load(new, r)}
         joined = Call("maximum", (over_states(self.how.joined, states), Num(_FLOOR)))
         out += self._each_row((Store(new, r, joined),))
@@ -202,7 +236,7 @@ class Lifted(Fold):
         factors_ = dict.fromkeys(self.how.scales.values())
         for i, factor in enumerate(factors_):
             scale = self._of(f"scale{i or ''}")
-            scaled.append(Regs(scale, "f32", 2 * self.mt))
+            scaled.append(Regs(scale, "f32", self._row_count))
             body: list[Stmt] = [Store(scale, r, over_states(factor, names))]
             for c in (c for c, f in self.how.scales.items() if f == factor):
                 if c in self.rows:
@@ -219,7 +253,7 @@ class Lifted(Fold):
         """A sum of each lane's elements of a row; lanes of a row join theirs at the end."""
         to, r = self._of(s.out), self._row
         add = Store(to, r, Call("add", (Load(to, r), self._number(s.body, held))))
-        return self._each_row(self._along(2 * self.kt, (add,)))
+        return self._each_row(self._along_weights((add,)))
 
     # ------------------------------------------------------------ the contraction
     @property
@@ -297,7 +331,7 @@ class Lifted(Fold):
         """Lanes of a row join their sums: all of them have it then."""
         summed = (s for s in self.monoid.lift if s.out in self.rows and s.out != self.how.base)
         return self._each_row(
-            tuple(x for s in summed if s.monoid for x in _across(s.monoid, self._of(s.out), self._row))
+            tuple(x for s in summed if s.monoid for x in self._across(s.monoid, self._of(s.out), self._row))
         )
 
     def finish(self) -> tuple[Stmt, ...]:
@@ -309,7 +343,7 @@ class Lifted(Fold):
         body, once = self.monoid.finish, list[Stmt]()
         if isinstance(body, Apply) and body.fn == "div" and not _mentions(body.args[1], matrix):
             name = self._of("per_row")
-            out.append(Regs(name, "f32", 2 * self.mt))
+            out.append(Regs(name, "f32", self._row_count))
             once.append(Store(name, self._row, Call("div", (Num(1.0), over_states(body.args[1], states)))))
             body = Apply("mul", (body.args[0], Axis("per_row")))
             states["per_row"] = Load(name, self._row)
@@ -340,7 +374,7 @@ class Lifted(Fold):
                 at = plus(part_start(w, self.stage, axes), index_of(w, axes, spread.spot))
                 body += store(w, Ref(parts_name(self.stage.out, c), at), "f32", 1, Ref(self._of(c), self._row))
         exists = [below(spread.spot[a], w.scope[a].end) for a in self.stage.axes if a != self.n and not w.scope[a].full]
-        first = both(same(bits(w.lane(), 3), Int(0)), same(w.warp_offset(self.n), Int(0)))
+        first = both(same(bits(w.lane(), sum(self._mates)), Int(0)), same(w.warp_offset(self.n), Int(0)))
         for x in exists:
             first = both(first, x)
         return self._each_row(only(first, tuple(body)))
@@ -363,12 +397,6 @@ def _exp_of_difference(a: Number, b: Number) -> Number:
 
 def _joined(m: Monoid, a: Number, b: Number) -> Number:
     return over_states(m.combine[0], {"a_x": a, "b_x": b})
-
-
-def _across(m: Monoid, name: str, at: Whole) -> tuple[Stmt, ...]:
-    """The four lanes of a row join what they have of it."""
-    mine = Load(name, at)
-    return tuple(Store(name, at, _joined(m, mine, Call(f"across<{bit}>", (mine,)))) for bit in (1, 2))
 
 
 def _mentions(e: Expr, name: str) -> bool:
@@ -412,6 +440,95 @@ class LiftedWgmma(Lifted):
         return fragments(self, own, self.atom.m, self.nt)
 
 
+@dataclass(slots=True)
+class LiftedSimt(Lifted):
+    """The contraction by single lanes, 4 along m by 8 along n, in f32: a lane's weights go to the others of its rows one by one.
+
+    wide: columns of an atom of what the weights are made of that a lane has; kt: how many such atoms there are
+    """
+
+    wide: int = 1
+
+    @property
+    def _tm(self) -> int:
+        return self.atom.m // Simt.LANES_M
+
+    @property
+    def _tn(self) -> int:
+        return self.atom.n // Simt.LANES_N
+
+    @property
+    def _row(self) -> Whole:
+        return plus(times(counter("i", self.mt), Int(self._tm)), counter("h", self._tm))
+
+    @property
+    def _row_count(self) -> int:
+        return self.mt * self._tm
+
+    @property
+    def _sum_count(self) -> int:
+        return self._row_count * self.nt * self._tn
+
+    @property
+    def _mates(self) -> tuple[int, ...]:
+        return 1, 2, 4
+
+    def _each_row(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return unrolled("i", self.mt, unrolled("h", self._tm, body))
+
+    def _along(self, count: int, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return unrolled("j", count, unrolled("e", self._tn, body))
+
+    def _at(self, count: int) -> Whole:
+        column = plus(times(counter("j", count), Int(self._tn)), counter("e", self._tn))
+        return plus(times(self._row, Int(count * self._tn)), column)
+
+    def _along_weights(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return unrolled("j", self.kt, unrolled("e", self.wide, body))
+
+    @property
+    def _weight_at(self) -> Whole:
+        column = plus(times(counter("j", self.kt), Int(self.wide)), counter("e", self.wide))
+        return plus(times(self._row, Int(self.kt * self.wide)), column)
+
+    def _contracted(self, weights: str) -> tuple[Stmt, ...]:
+        """For each lane of a row in turn: its weights, of as many rows of V, times this lane's columns of those."""
+        lane, mate, layout, tn = self.w.lane(), IntVar("mate_at"), self.b.layout, self._tn
+        columns = self.nt * tn
+        row, x = self._of(f"{self.b.value}_frag"), self._of("weight")
+        own = times(bits(lane, Simt.LANES_N - 1), Int(tn))
+        wide = min(tn, 16 // layout.item)
+        i, parts = counter("c", columns // wide), tn // wide
+        k = plus(
+            times(counter("j", self.kt), Int(Simt.LANES_N * self.wide)),
+            times(mate, Int(self.wide)),
+            counter("e", self.wide),
+        )
+        n = plus(
+            self.w.warp_offset(self.n),
+            times(over(i, Int(parts)), Int(self.atom.n)),
+            own,
+            times(rest(i, Int(parts)), Int(wide)),
+        )
+        to = Ref(row, times(i, Int(wide)))
+        if self.b.columns == self.n:
+            read = load(self.w, to, self.dtype, wide, Ref(SMEM, plus(layout.at(k, n), self.b.slot(0))), "lds")  # type: ignore[arg-type]
+        else:
+            raise self.w.cannot(f"simt reads {self.b.value} along {self.n} in a lift")
+        fetch = (Regs(row, "f32", columns), *unrolled("c", columns // wide, read))
+        theirs = Do("emmy_take_f32", (Ref(x, Int(0)), Ref(weights, self._weight_at), plus(bits(lane, 24), mate)))
+        at = plus(times(self._row, Int(columns)), counter("c", columns))
+        fma = Store(
+            self._sums, at, Call("fma", (Load(x, Int(0)), Load(row, counter("c", columns)), Load(self._sums, at)))
+        )
+        each = (Regs(x, "f32", 1), theirs, *unrolled("c", columns, (fma,)))
+        body = self._along_weights((*fetch, *self._each_row(each)))
+        return (For(mate.name, Int(0), Int(Simt.LANES_N), 1, body, ROLLED),)
+
+    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
+        return tiles_of_lanes(self, self.nt, self._tm, self._tn)
+
+
 def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
     """The fold of a work whose monoid has a lift. Raises PlanError with the reason when no code is generated for it."""
     stage = w.plan.program.stage(work.stage)
@@ -441,12 +558,23 @@ def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
         raise w.cannot(f"{stage.out} reads {second.value}, which is not in shared memory as [{k},{n}]: stage it first")
     levels = ("grid", "cluster", "serial", *AGENTS)
     size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in levels), a) for a in (m, n, k)}
-    for a, step in ((m, atom.m), (n, atom.n), (k, 16)):
+    maker = product_below(w.plan, stage)
+    made = next(iter(w.launch.tile.work(maker.out).atoms), None) if maker else None
+    by_lanes = kind is LiftedSimt
+    if by_lanes and (made is None or (made.name, made.m) != (atom.name, atom.m)):
+        raise w.cannot(
+            f"{atom.name} in a lift has the rows of {atom.m} of its weights, which {made or 'no atom'} makes"
+        )
+    step_k = made.n if by_lanes and made else 16
+    for a, step in ((m, atom.m), (n, atom.n), (k, step_k)):
         if size[a] % step:
             raise w.cannot(f"{atom.name} takes {a} by {step}, a warp has {size[a]}")
+    if by_lanes:
+        counts = size[m] // atom.m, size[n] // atom.n, size[k] // step_k
+        return LiftedSimt(w, stage, inner, atom, how, ring, m, n, k, *counts, kept, step_k // Simt.LANES_N)
     if size[k] % atom.k:
         raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
     return kind(w, stage, inner, atom, how, ring, m, n, k, size[m] // atom.m, size[n] // 8, size[k] // 16, kept)
 
 
-_KINDS: dict[str, type[Lifted]] = {"mma": Lifted, "hybrid": Lifted, "wgmma": LiftedWgmma}
+_KINDS: dict[str, type[Lifted]] = {"mma": Lifted, "hybrid": Lifted, "wgmma": LiftedWgmma, "simt": LiftedSimt}

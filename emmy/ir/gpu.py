@@ -339,6 +339,11 @@ def lift_registers(atom: str, m: int, n: int, k: int, *, begun: bool = False) ->
     """
     lanes = WARP * (GROUP if atom == "wgmma" else 1)
     sums, weights, rows = m * n // lanes, m * k // lanes, 4 * max(1, 2 * m * WARP // (16 * lanes))
+    if (
+        atom == "simt"
+    ):  # 4 lanes share columns, 8 rows; four along what makes the weights of each, or a row of what they weigh
+        own, across = m // 4, n // 8
+        return sums + weights + 4 * own + max(4 * (own + k // 8), across + 2) + _OTHER_REGISTERS
     if atom == "wgmma":
         return sums + weights + weights // 2 + rows + _OTHER_REGISTERS + (weights if begun else 0)
     operands = 2 * (m // 16 * 4 + k // 8 * 2)

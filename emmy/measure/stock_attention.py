@@ -49,7 +49,7 @@ class TorchAttention:
 class TorchPagedAttention:
     """Pages of each sequence side by side, by the table, then scaled_dot_product_attention, with a mask that was made before.
 
-    Heads that share keys are rows of one head. Like the other, it is run once for the answer, and calls leave theirs where torch puts it.
+    Heads that share keys are rows of one head. Results stay where torch puts them.
     """
 
     op: PagedAttention

@@ -62,6 +62,14 @@ CASES = {
         by_warps(GROUPS, 32, 32, "tma", 3),
         {},
     ),
+    "f32, by single lanes": (
+        "attention:2x70x90x32:f32:causal,window40",
+        "rtx4090",
+        by_warps(HEADS, 32, 32, "cp_async", 2)
+        .replace("mma,16,8,16,1,o", "simt,16,32,4,1,o")
+        .replace("mma,16,8,16", "simt,16,16,4"),
+        {},
+    ),
     "open sizes": (
         "attention:2xm(1..90)xm(1..90)x16:f16:causal",
         "rtx5090",
@@ -193,11 +201,19 @@ def test_what_no_lift_can_take_is_refused() -> None:
         replay(program, f"{loops} {rings} k0/specialize(2,0,0) k0.O/atom(wgmma,64,256,16,1,o)", h200)
 
 
+def test_lanes_that_make_weights_fold_them() -> None:
+    program = parse_op("attention:1x64x64x32:f32").program()
+    lanes = by_warps(HEADS, 32, 32, "cp_async", 1).replace("mma,16,8,16,1,o", "simt,16,32,4,1,o")
+    with pytest.raises(PlanError, match="simt of 8 rows makes what simt m:16 n:32 k:4 folds"):
+        replay(program, lanes.replace("mma,16,8,16", "simt,8,16,4"), load_target("rtx4090"))
+
+
 SPACES = (
     ("attention:4x64x64x64:f16:causal,kv2", "h200"),
     ("attention:2x33x90x32:bf16:causal,window20", "rtx4090"),
     ("attention:4x1x200x32:f16:kv1", "rtx5090"),
     ("attention:1xm(1..150)xm(1..150)x48:f16", "a100"),
+    ("attention:4x70x90x24:f32:causal,kv2", "h200"),
 )
 
 

@@ -942,17 +942,17 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
     ),
     *_bugs(
         "pages by threads",
-        ("one page is looked up for all of a fill", r"min\(t \+ page \* 16 \+ 32", "min(t + 32", "wrong"),
+        ("one page is looked up for all of a fill", r"min\(t \+ 48", "min(t + 32", "wrong"),
         (
             "pages behind the table are looked up",
-            r"min\((t \+ page \* 16 \+ 32), t_last\)",
+            r"min\((t \+ 48), t_last\)",
             r"(\1 + 96)",
             "bounds wrong",
         ),
         (
             "rows of a page begin with the thread's next",
-            r"_page1 \+ \(copy_row",
-            "_page1 + (copy_row + 1",
+            r"(_page[23]) \+ \(copy_row",
+            r"\1 + (copy_row + 1",
             "wrong bounds",
         ),
     ),

@@ -164,10 +164,21 @@ class BindAtom(Move):
             reason = reason or _refuse_body(kind, x, plan, la) or _refuse_swapped(kind, x, target)
         stage = plan.program.stage(w.stage)
         joined = not target.is_cpu and (bool(self.inner) or feeds_lift(plan, la, stage))
+        reason = reason or self._refuse_rows(plan, la, stage, target)
         if reason is None and joined and kind.name not in LIFT_ATOMS:
             reason = f"{kind.name} leaves sums of {s.out} where no lift can take them; {', '.join(LIFT_ATOMS)} do not"
         reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
+
+    def _refuse_rows(self, plan: Plan, la: Launch, stage: Stage, target: Target) -> str | None:
+        """Why weights would not lie in the lanes that fold what they weigh: single lanes make both, of as many rows."""
+        over = None if target.is_cpu or self.inner or not feeds_lift(plan, la, stage) else lifted(plan, la)
+        found = next(iter(la.tile.work(over.out).atoms), None) if over else None
+        if found is None or "simt" not in (self.atom, found.name):
+            return None
+        if self.atom != found.name or (isinstance(self.m, int) and self.m != found.m):
+            return f"{self.atom} of {self.m} rows makes what {found} folds: they have the same rows in the same lanes"
+        return None
 
     def _refuse_agents(self, plan: Plan, target: Target, la: Launch, s: Stage, kind: AtomKind) -> str | None:
         """Why those who share the launch's work cannot execute the atom."""
