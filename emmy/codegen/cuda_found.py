@@ -14,7 +14,8 @@ from emmy.codegen.cuda_scope import Piece, Ring, Walk
 from emmy.codegen.kernel import WHOLE, Int, IntOp, IntVar, LetInt, Whole, below, least, plus, times
 from emmy.codegen.kernel_gpu import SMEM, Arg, Do, Further, LetFrom, MapRef, Ref, Stmt, TensorMap, counter, unrolled
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read
-from emmy.ir.gpu import BOX_ROWS, Paged, paged
+from emmy.ir.gpu import BOX_ROWS
+from emmy.ir.pages import Paged, paged
 
 Spot = Mapping[str, Whole]  # a position along each axis
 

@@ -21,7 +21,8 @@ from emmy.codegen.cuda_count import Count, count_of, each_tile
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_kept import keep
-from emmy.codegen.cuda_lift import Lifted, lifted
+from emmy.codegen.cuda_lift import Lifted
+from emmy.codegen.cuda_lifts import lifted
 from emmy.codegen.cuda_marked import lanes_of_a_row, take_parts
 from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged

@@ -5,15 +5,13 @@ Moves refuse by these numbers, code generation is built on them, and the cost mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import pairwise
 from math import gcd, prod
 
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, operands
 from emmy.ir.dtype import size_bytes
-from emmy.ir.expr import Apply, Axis, Const, Expr, Read
 from emmy.ir.on_the_way import made_here, row_values
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import AGENTS, SIDE, Atom, Channel, Launch, Loop, Plan, Tile, Work, Workspace, folds_results
@@ -208,44 +206,6 @@ def block_axes(plan: Plan, tile: Tile, c: Channel) -> tuple[str, str]:
     """
     axes = plan.program.value(c.value).axes
     return (long_axes(plan, tile.nest[: c.at + 1], c.value) or axes[-2:-1])[-1], axes[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Paged:
-    """Rows of a view's blocks follow one another in memory, `rows` of them at a time, along `axis` of the input it shows."""
-
-    axis: str
-    rows: int
-
-
-def paged(plan: Plan, tile: Tile, c: Channel) -> Paged | None:
-    """Pages of what a channel brings of a view, of which no loop cuts any; None where its rows do not lie so, or it is none.
-
-    Positions are row % page along one axis, and depend on row // page alone along others.
-    """
-    view = plan.program.view(c.value)
-    if view is None or not isinstance(view.body, Read):
-        return None
-    row, _ = block_axes(plan, tile, c)
-    along = [(a, x) for a, x in zip(plan.program.value(view.body.value).axes, view.body.along, strict=True)]
-    inside = [(a, x) for a, x in along if isinstance(x, Apply) and x.fn == "mod" and x.args[0] == Axis(row)]
-    if len(inside) != 1 or not isinstance(by := inside[0][1].args[1], Const):
-        return None
-    page = Apply("floordiv", (Axis(row), by))
-    loose = (x for a, x in along if a != inside[0][0] for y in _leaves(x, page) if y == Axis(row))
-    if any(x == row for _, x in along) or next(loose, None) is not None:
-        return None
-    steps = (x.step for x in tile.nest[: c.at + 1] if x.axis == row)
-    return Paged(inside[0][0], gcd(int(by.value), plan.extent(tile.nest[: c.at + 1], row), *steps))
-
-
-def _leaves(x: str | Expr, but: Expr) -> Iterator[Expr]:
-    """What an expression is made of, without what is in one."""
-    if isinstance(x, str) or x == but:
-        return
-    yield x
-    for part in x.args if isinstance(x, Apply) else x.computed if isinstance(x, Read) else ():
-        yield from _leaves(part, but)
 
 
 def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:

@@ -18,7 +18,6 @@ from emmy.ir.gpu import (
     contracted_axes,
     long_axes,
     multiple,
-    paged,
     receivers,
     ring_bytes,
     shared_bytes,
@@ -30,6 +29,7 @@ from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse
 from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
 from emmy.ir.moves.lifted_tiles import lifted
 from emmy.ir.moves.row_loops import rows_only
+from emmy.ir.pages import paged
 from emmy.ir.plan import BLOCK_LEVELS, SIDE, Channel, Launch, Placement, Plan
 from emmy.ir.program import upper
 from emmy.ir.target import Target
