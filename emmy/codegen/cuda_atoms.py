@@ -457,14 +457,14 @@ class Simt(Contraction):
         return tiles_of_lanes(self, self.nt, self.tm, self.tn)
 
 
-def tiles_of_lanes(c: Fragments, nt: int, tm: int, tn: int) -> tuple[Spread, Mapping[str, Ref]]:
-    """Sums as `Simt` leaves them: a lane has tm x tn of each of `nt` atoms in a row."""
-    i, j, r, lane = counter("i", c.mt), counter("j", nt), counter("r", tm), c.w.lane()
+def tiles_of_lanes(c: Fragments, nt: int, tm: int, tn: int, down_name: str = "r") -> tuple[Spread, Mapping[str, Ref]]:
+    """Sums as `Simt` leaves them: a lane has tm x tn of each of `nt` atoms in a row. down_name: variable of its rows of one."""
+    i, j, r, lane = counter("i", c.mt), counter("j", nt), counter(down_name, tm), c.w.lane()
     down, along = times(over(lane, Int(Simt.LANES_N)), Int(tm)), times(bits(lane, Simt.LANES_N - 1), Int(tn))
     row = plus(times(i, Int(Simt.LANES_M * tm)), down, r)
     column = plus(times(j, Int(Simt.LANES_N * tn)), along)
     at = plus(times(plus(times(i, Int(tm)), r), Int(nt * tn)), times(j, Int(tn)))
-    loops, lanes = (("i", c.mt), ("r", tm)), (1, 2, 4)
+    loops, lanes = (("i", c.mt), (down_name, tm)), (1, 2, 4)
     spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), tn, Int(1), None, lanes)
     return spread, {stage: Ref(name, at) for stage, name in c.registers.items()}
 

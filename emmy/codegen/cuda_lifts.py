@@ -149,7 +149,7 @@ class LiftedSimt(Lifted):
         return (For(mate.name, Int(0), Int(Simt.LANES_N), 1, body, ROLLED),)
 
     def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
-        return tiles_of_lanes(self, self.nt, self._tm, self._tn)
+        return tiles_of_lanes(self, self.nt, self._tm, self._tn, "h")
 
 
 def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
