@@ -86,7 +86,7 @@ def _divisions(plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step
         fits = tuple(x for x in groups if lift_registers("wgmma", x, n, step) <= most)
         out += [(s.axes[-2], "warpgroup", fits)] if fits and target.can("wgmma") and n % 16 == 0 else []
     elif target.can("simt"):
-        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * sharing <= _WARPS[-1])
+        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * shared <= _WARPS[-1])
         fits = tuple(sorted(x for x in warps if x <= 32 and lift_registers("simt", x, n, step) <= _MOST_REGISTERS))
         out += [(s.axes[-2], "warp", fits)] if fits else []
     return tuple(out)
