@@ -160,6 +160,10 @@ class Walk:
             )
         return self.places[value]
 
+    def is_whole(self, place: Place) -> bool:
+        """Whether whole numbers lie there, not numbers of a float."""
+        return any(b.name == place.view and b.dtype == "i32" for b in self.buffers)
+
     def memory(self, value: str) -> Place:
         """A value's buffer."""
         v = self.plan.program.value(value)

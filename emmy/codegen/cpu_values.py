@@ -25,7 +25,7 @@ from emmy.codegen.kernel import (
 from emmy.codegen.steps import Close, Compute, StoreState
 from emmy.codegen.steps import Store as StoreStep
 from emmy.errors import PlanError
-from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, outermost
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, outermost, walk
 from emmy.ir.program import Stage
 
 Done = Close | Compute | StoreStep  # steps that may follow an element while it is in a register
@@ -58,15 +58,23 @@ class At:
                 if name == self.axis:
                     return Ramp(self.spot[name], self.lanes)
                 return self._wide(Ramp(self.spot[name]))
-            case Read(value, index):
+            case Read(value):
                 if value in self.values:
                     return self.values[value]
-                place = self.walk.place(value, reader)
-                if not e.computed:
-                    return self._load(place, place.axes)
-                return replace(self, spot=self._spot_of(place, index, reader))._load(place, axes_of(e))
+                return self._read(self.walk.plan.program.found(e), reader)
+            case Apply("floordiv" | "mod"):
+                return self._wide(Ramp(self.position(e, reader)))
             case Apply(fn, args):
                 return Call(fn, tuple(self.number(a, reader, names) for a in args))
+
+    def _read(self, r: Read, reader: str) -> Number:
+        """An element of a value in memory, or in a place nearer by."""
+        place = self.walk.place(r.value, reader)
+        if self.walk.is_whole(place):
+            return self._wide(Ramp(self.position(r, reader)))
+        if not r.computed:
+            return self._load(place, place.axes)
+        return replace(self, spot=self._spot_of(place, r.index, reader))._load(place, axes_of(r))
 
     def position(self, e: Expr, reader: str) -> Whole:
         """A computed position at this place."""
@@ -163,9 +171,14 @@ def vector_lanes(walk_: Walk, stage: Stage, bodies: tuple[tuple[str, Expr], ...]
         return 1
     v = stage.axes[-1]
     for reader, body in bodies:
-        for r in outermost(body):
+        if any(isinstance(x, Apply) and x.fn in ("floordiv", "mod") and v in axes_of(x) for x in walk(body)):
+            return 1
+        for r in map(walk_.plan.program.found, outermost(body)):
             if r.value in local or v not in axes_of(r):
                 continue
-            if any(v in axes_of(x) for x in r.computed) or not walk_.place(r.value, reader).contiguous(v):
+            if any(v in axes_of(x) for x in r.computed):
+                return 1
+            place = walk_.place(r.value, reader)
+            if not place.contiguous(v) or walk_.is_whole(place):
                 return 1
     return walk_.lanes

@@ -185,6 +185,8 @@ def _number(x: Number) -> str:  # noqa: C901  one case a number
             return f"({_number(a)} | (u32){_number(b)} << 16)"
         case Call("low_halves" | "high_halves" as fn, (a, b)):
             return f"__byte_perm({_number(a)}, {_number(b)}, {'0x5410' if fn == 'low_halves' else '0x7632'})"
+        case Call("from_i32", (a,)):
+            return f"float(int({_number(a)}))"
         case Call("neg", (a,)):
             return f"(-{_number(a)})"
         case Call(fn, args):

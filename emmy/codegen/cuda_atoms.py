@@ -383,24 +383,24 @@ class Simt(Contraction):
     """
 
     any_major = True
-    _LANES_M, _LANES_N = 4, 8
+    LANES_M, LANES_N = 4, 8
 
     @property
     def tm(self) -> int:
-        return self.atom.m // self._LANES_M
+        return self.atom.m // self.LANES_M
 
     @property
     def tn(self) -> int:
-        return self.atom.n // self._LANES_N
+        return self.atom.n // self.LANES_N
 
     def open(self) -> tuple[Stmt, ...]:
         return self._cleared(self.mt * self.nt * self.tm * self.tn)
 
     def _lane_row(self) -> Whole:
-        return times(over(self.w.lane(), Int(self._LANES_N)), Int(self.tm))
+        return times(over(self.w.lane(), Int(self.LANES_N)), Int(self.tm))
 
     def _lane_column(self) -> Whole:
-        return times(bits(self.w.lane(), self._LANES_N - 1), Int(self.tn))
+        return times(bits(self.w.lane(), self.LANES_N - 1), Int(self.tn))
 
     def compute(self) -> tuple[Stmt, ...]:
         lets, now = self._now()
@@ -454,15 +454,19 @@ class Simt(Contraction):
         return ()
 
     def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
-        (i, j), r = self._ij, counter("r", self.tm)
-        row = plus(times(i, Int(self.atom.m)), self._lane_row(), r)
-        column = plus(times(j, Int(self.atom.n)), self._lane_column())
-        columns = self.nt * self.tn
-        at = plus(times(plus(times(i, Int(self.tm)), r), Int(columns)), times(j, Int(self.tn)))
-        loops = (("i", self.mt), ("r", self.tm))
-        lanes, spot = (1, 2, 4), self.spot(row, column)
-        spread = Spread(self.stage.axes, (("j", self.nt),), loops, spot, self.tn, Int(1), None, lanes)
-        return spread, {p.stage.out: Ref(p.sums, at) for p in self.products}
+        return tiles_of_lanes(self, self.nt, self.tm, self.tn)
+
+
+def tiles_of_lanes(c: Fragments, nt: int, tm: int, tn: int, down_name: str = "r") -> tuple[Spread, Mapping[str, Ref]]:
+    """Sums as `Simt` leaves them: a lane has tm x tn of each of `nt` atoms in a row. down_name: variable of its rows of one."""
+    i, j, r, lane = counter("i", c.mt), counter("j", nt), counter(down_name, tm), c.w.lane()
+    down, along = times(over(lane, Int(Simt.LANES_N)), Int(tm)), times(bits(lane, Simt.LANES_N - 1), Int(tn))
+    row = plus(times(i, Int(Simt.LANES_M * tm)), down, r)
+    column = plus(times(j, Int(Simt.LANES_N * tn)), along)
+    at = plus(times(plus(times(i, Int(tm)), r), Int(nt * tn)), times(j, Int(tn)))
+    loops, lanes = (("i", c.mt), (down_name, tm)), (1, 2, 4)
+    spread = Spread(c.stage.axes, (("j", nt),), loops, c.spot(row, column), tn, Int(1), None, lanes)
+    return spread, {stage: Ref(name, at) for stage, name in c.registers.items()}
 
 
 def contraction(w: Walk, works: tuple[Work, ...], kinds: Mapping[str, type[Contraction]]) -> Contraction:

@@ -5,6 +5,7 @@ A thread copies a fixed column of every so-many-th row, so what changes from pie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from emmy.codegen.cuda_layout import PERIOD
@@ -63,6 +64,17 @@ class Share:
     column: Whole
     to: Whole | None
     view: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a copy goes in its block and in a slot: statements before it, whether it belongs to the block at all."""
+
+    lets: tuple[Stmt, ...]
+    row: Whole
+    column: Whole
+    inside: Whole
+    to: Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +190,7 @@ class Copier:
                     do.append(Do(f"emmy_cp_async_b{8 * size}{'' if sure else '_zfill'}", (piece.to, piece.source, *ok)))
             return (*piece.lets, *only(piece.inside, tuple(do)))
 
-        return (*out, *self._passes(one))
+        return (*out, *self._passes(one, scope))
 
     def land(self, ahead: int) -> tuple[Stmt, ...]:
         """ldg: what the last fill loaded goes to the slot `ahead`."""
@@ -195,7 +207,7 @@ class Copier:
                 join = (Regs(words.view, "b32", 1), Store(words.view, Int(0), Call("join16", (low, high))))
             return (*piece.lets, *only(piece.inside, (*join, Do(f"emmy_sts_b{8 * share.granule}", (piece.to, words)))))
 
-        return self._passes(one)
+        return self._passes(one, self.w.scope)
 
     def _word(self, i: Whole, load: int) -> Ref:
         """ldg: the registers that a load of piece i fills."""
@@ -216,41 +228,53 @@ class Copier:
             Regs(f"{self.ring.value}_words", "b16" if self.share.loads > 1 else "b32", self.share.count * self._words),
         )
 
-    def _passes(self, one: object) -> tuple[Stmt, ...]:
-        assert self.share is not None and callable(one)
+    def _passes(self, one: Callable[[Whole], tuple[Stmt, ...]], scope: dict[str, Piece]) -> tuple[Stmt, ...]:
+        """Every copy of the block in scope."""
+        assert self.share is not None
         return unrolled("i", self.share.count, one(counter("i", self.share.count)))
 
-    def _piece(self, i: Whole, scope: dict[str, Piece], slot: Whole) -> Copied:
-        """Copy number i."""
+    def _spot(self, i: Whole) -> Spot:
+        """Where copy number i goes."""
         w, s, share = self.w, self.ring.layout, self.share
         assert share is not None
-        rows, columns = scope[self.ring.rows], scope[self.ring.columns]
         lets: tuple[Stmt, ...] = ()
         moved = times(i, Int(share.stride))
         if share.stride:
             row, column = plus(share.row, moved), share.column
             inside: Whole = below(row, Int(s.rows)) if s.rows % share.stride else Int(1)
-            source = times(moved, self.pitch)
         else:
             per_row = s.columns * self.item // share.granule
             n = IntVar(w.fresh("chunk"))
             lets = (LetInt(n.name, plus(THREAD, times(i, Int(w.threads)))),)
             row, column = over(n, Int(per_row)), times(rest(n, Int(per_row)), Int(share.granule // self.item))
             inside = below(n, Int(s.rows * per_row)) if s.rows * per_row % w.threads else Int(1)
-            source = plus(times(row, self.pitch), column)
         to = plus(share.to, times(moved, Int(s.pitch))) if share.to is not None else s.at(row, column)
+        return Spot(lets, row, column, inside, to)
+
+    def _exist(self, row_exists: Whole, column: Whole, columns: Piece) -> tuple[Whole, ...]:
+        """Whether there is something to load, for each load of a copy."""
+        assert self.share is not None
+        here = (plus(column, Int(load)) for load in range(self.share.loads))
+        inside = (Int(1) if columns.full else below(x, minus(columns.end, columns.lo)) for x in here)
+        return tuple(both(row_exists, x) for x in inside)
+
+    def _piece(self, i: Whole, scope: dict[str, Piece], slot: Whole) -> Copied:
+        """Copy number i."""
+        w, share, spot = self.w, self.share, self._spot(i)
+        assert share is not None
+        rows, columns = scope[self.ring.rows], scope[self.ring.columns]
+        source = times(times(i, Int(share.stride)), self.pitch)
+        if not share.stride:
+            source = plus(times(spot.row, self.pitch), spot.column)
         if self._in_time(self.ring.rows):
             source = plus(times(rows.lo, self.pitch), source)
         if self._in_time(self.ring.columns):
             source = plus(columns.lo, source)
         moving = (a for a in self.outer if self._in_time(a))
         source = plus(*(times(scope[a].lo, w.stride(self.ring.value, a)) for a in moving), source)
-        row_exists: Whole = Int(1) if rows.full else below(row, minus(rows.end, rows.lo))
-        exists = []
-        for load in range(share.loads):
-            here = plus(column, Int(load))
-            exists.append(both(row_exists, Int(1) if columns.full else below(here, minus(columns.end, columns.lo))))
-        return Copied(lets, Ref(SMEM, plus(to, slot)), Ref(share.view, source), tuple(exists), inside)
+        row_exists: Whole = Int(1) if rows.full else below(spot.row, minus(rows.end, rows.lo))
+        exists = self._exist(row_exists, spot.column, columns)
+        return Copied(spot.lets, Ref(SMEM, plus(spot.to, slot)), Ref(share.view, source), exists, spot.inside)
 
     # ------------------------------------------------------------ by the copy engine
     def _map(self) -> TensorMap:

@@ -18,7 +18,6 @@ from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_scope import Ring, Walk
 from emmy.codegen.cuda_values import Folds, Spread, index_of, over_states, part_start
 from emmy.codegen.cuda_vector import function, store
-from emmy.codegen.cuda_wgmma import check_described, descriptor, further
 from emmy.codegen.kernel import (
     Call,
     Int,
@@ -37,9 +36,7 @@ from emmy.codegen.kernel import (
 )
 from emmy.codegen.kernel_gpu import (
     SMEM,
-    THREAD,
     Do,
-    Further,
     If,
     LetAny,
     Ref,
@@ -50,13 +47,10 @@ from emmy.codegen.kernel_gpu import (
     shifted,
     unrolled,
 )
-from emmy.codegen.ptx.wgmma import wgmma_name
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, factors
-from emmy.ir.gpu import GROUP
-from emmy.ir.moves.atom import mnk_axes
-from emmy.ir.plan import AGENTS, Atom, Work
-from emmy.ir.program import MAX, SUM, Monoid, Stage
-from emmy.ir.relative import Relative, relative
+from emmy.ir.plan import Atom
+from emmy.ir.program import Monoid, Stage
+from emmy.ir.relative import Relative
 
 # Sums are made relative to a new maximum only where it is beyond the one they are relative to by this much: weights are
 # at most its exponential, 2^8, and after the first few pieces there is nothing to do.
@@ -119,6 +113,26 @@ class Lifted(Fold):
         """The number of a row among a lane's, inside loops over i and h."""
         return plus(times(counter("i", self.mt), Int(2)), IntVar("h"))
 
+    @property
+    def _row_count(self) -> int:
+        """Rows of a lane."""
+        return 2 * self.mt
+
+    @property
+    def _sum_count(self) -> int:
+        """Sums of a lane."""
+        return 4 * self.mt * self.nt
+
+    @property
+    def _mates(self) -> tuple[int, ...]:
+        """Bits of a lane's number in which lanes differ that have the same rows."""
+        return 1, 2
+
+    def _across(self, m: Monoid, name: str, at: Whole) -> tuple[Stmt, ...]:
+        """Lanes of a row join what they have of it."""
+        mine = Load(name, at)
+        return tuple(Store(name, at, _joined(m, mine, Call(f"across<{bit}>", (mine,)))) for bit in self._mates)
+
     def _each_row(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         return unrolled("i", self.mt, unrolled("h", 2, body))
 
@@ -131,11 +145,20 @@ class Lifted(Fold):
         atom = plus(times(counter("i", self.mt), Int(count)), counter("j", count))
         return plus(times(atom, Int(4)), times(IntVar("h"), Int(2)), IntVar("e"))
 
+    def _along_weights(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """For every weight of a row's."""
+        return self._along(2 * self.kt, body)
+
+    @property
+    def _weight_at(self) -> Whole:
+        """Where the weight at hand stands in registers."""
+        return self._at(2 * self.kt)
+
     # ------------------------------------------------------------ states
     def open(self) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
         for (c, _), identity in zip(self.monoid.state, self.monoid.identity, strict=True):
-            name, count = (self._of(c), 2 * self.mt) if c in self.rows else (self._sums, 4 * self.mt * self.nt)
+            name, count = (self._of(c), self._row_count) if c in self.rows else (self._sums, self._sum_count)
             out += (Regs(name, "f32", count), *unrolled("e", count, (Store(name, counter("e", count), Num(identity)),)))
         return tuple(out)
 
@@ -156,9 +179,9 @@ class Lifted(Fold):
                 if any(value in x.reads for x in later):
                     raise self.w.cannot(f"{s.out} takes the registers of {value}, which {self.stage.out} reads again")
                 held[s.out] = held[value]
-                to = self._at(2 * self.kt)
+                to = self._weight_at
                 body = (Store(held[s.out], to, self._number(s.body, held)),)
-                out += self._each_row(self._along(2 * self.kt, body))
+                out += self._each_row(self._along_weights(body))
         return tuple(out)
 
     def _number(self, e: Expr, held: Mapping[str, str]) -> Number:
@@ -167,7 +190,7 @@ class Lifted(Fold):
             case Const(v):
                 return Num(v)
             case Read(value) if value in held:
-                return Load(held[value], self._at(2 * self.kt))
+                return Load(held[value], self._weight_at)
             case Read(value) if value in self.rows:
                 return Load(self._of(value), self._row)
             case Apply("exp", (Apply("sub", (a, b)),)):
@@ -184,8 +207,8 @@ class Lifted(Fold):
         new, r = self._of(f"{s.out}_new"), self._row
         begin = Store(new, r, Num(s.monoid.identity[0]))
         more = Store(new, r, _joined(s.monoid, Load(new, r), self._number(s.body, held)))
-        out: list[Stmt] = [Regs(new, "f32", 2 * self.mt)]
-        out += self._each_row((begin, *self._along(2 * self.kt, (more,)), *_across(s.monoid, new, r)))
+        out: list[Stmt] = [Regs(new, "f32", self._row_count)]
+        out += self._each_row((begin, *self._along_weights((more,)), *self._across(s.monoid, new, r)))
         states: dict[str, Number] = {f"a_{s.out}": Load(self._of(s.out), r), f"b_{s.out}": Load(new, r)}
         joined = Call("maximum", (over_states(self.how.joined, states), Num(_FLOOR)))
         out += self._each_row((Store(new, r, joined),))
@@ -202,7 +225,7 @@ class Lifted(Fold):
         factors_ = dict.fromkeys(self.how.scales.values())
         for i, factor in enumerate(factors_):
             scale = self._of(f"scale{i or ''}")
-            scaled.append(Regs(scale, "f32", 2 * self.mt))
+            scaled.append(Regs(scale, "f32", self._row_count))
             body: list[Stmt] = [Store(scale, r, over_states(factor, names))]
             for c in (c for c, f in self.how.scales.items() if f == factor):
                 if c in self.rows:
@@ -219,7 +242,7 @@ class Lifted(Fold):
         """A sum of each lane's elements of a row; lanes of a row join theirs at the end."""
         to, r = self._of(s.out), self._row
         add = Store(to, r, Call("add", (Load(to, r), self._number(s.body, held))))
-        return self._each_row(self._along(2 * self.kt, (add,)))
+        return self._each_row(self._along_weights((add,)))
 
     # ------------------------------------------------------------ the contraction
     @property
@@ -297,7 +320,7 @@ class Lifted(Fold):
         """Lanes of a row join their sums: all of them have it then."""
         summed = (s for s in self.monoid.lift if s.out in self.rows and s.out != self.how.base)
         return self._each_row(
-            tuple(x for s in summed if s.monoid for x in _across(s.monoid, self._of(s.out), self._row))
+            tuple(x for s in summed if s.monoid for x in self._across(s.monoid, self._of(s.out), self._row))
         )
 
     def finish(self) -> tuple[Stmt, ...]:
@@ -309,7 +332,7 @@ class Lifted(Fold):
         body, once = self.monoid.finish, list[Stmt]()
         if isinstance(body, Apply) and body.fn == "div" and not _mentions(body.args[1], matrix):
             name = self._of("per_row")
-            out.append(Regs(name, "f32", 2 * self.mt))
+            out.append(Regs(name, "f32", self._row_count))
             once.append(Store(name, self._row, Call("div", (Num(1.0), over_states(body.args[1], states)))))
             body = Apply("mul", (body.args[0], Axis("per_row")))
             states["per_row"] = Load(name, self._row)
@@ -340,7 +363,7 @@ class Lifted(Fold):
                 at = plus(part_start(w, self.stage, axes), index_of(w, axes, spread.spot))
                 body += store(w, Ref(parts_name(self.stage.out, c), at), "f32", 1, Ref(self._of(c), self._row))
         exists = [below(spread.spot[a], w.scope[a].end) for a in self.stage.axes if a != self.n and not w.scope[a].full]
-        first = both(same(bits(w.lane(), 3), Int(0)), same(w.warp_offset(self.n), Int(0)))
+        first = both(same(bits(w.lane(), sum(self._mates)), Int(0)), same(w.warp_offset(self.n), Int(0)))
         for x in exists:
             first = both(first, x)
         return self._each_row(only(first, tuple(body)))
@@ -365,12 +388,6 @@ def _joined(m: Monoid, a: Number, b: Number) -> Number:
     return over_states(m.combine[0], {"a_x": a, "b_x": b})
 
 
-def _across(m: Monoid, name: str, at: Whole) -> tuple[Stmt, ...]:
-    """The four lanes of a row join what they have of it."""
-    mine = Load(name, at)
-    return tuple(Store(name, at, _joined(m, mine, Call(f"across<{bit}>", (mine,)))) for bit in (1, 2))
-
-
 def _mentions(e: Expr, name: str) -> bool:
     return any(_mentions(a, name) for a in e.args) if isinstance(e, Apply) else e == Axis(name)
 
@@ -384,66 +401,3 @@ def _weights(s: Stage) -> str:
 
 def _only_read(s: Stage, held: Mapping[str, str]) -> str:
     return next(v for v in s.reads if v in held)
-
-
-@dataclass(slots=True)
-class LiftedWgmma(Lifted):
-    """The contraction by a warpgroup: weights in registers, V from shared memory (PTX ISA: wgmma.mma_async, A in registers)."""
-
-    def _contracted(self, weights: str) -> tuple[Stmt, ...]:
-        check_described(self.w, self.b)
-        out = list(self._packed(weights))
-        word, n = descriptor(self.w, self.b, self.n, self.k, out), self.atom.n
-        name = "emmy_" + wgmma_name(n, self.dtype, "reg", b_mn=self.b.columns == self.n)
-        each = n // 2
-        out.append(Do("emmy_wgmma_fence"))
-        for kk in range(self.kt):
-            for i in range(self.mt):
-                for j in range(8 * self.nt // n):
-                    sums = Ref(self._sums, Int((i * (8 * self.nt // n) + j) * each))
-                    a = Ref(self._operand, Int(4 * (kk * self.mt + i)))
-                    out.append(Do(name, (sums, a, Further(word, further(self.b, self.k, j * n, 16 * kk)), Int(1))))
-        words = 4 * self.mt * self.kt
-        pinned = (Do("emmy_pin_b32x4", (Ref(self._operand, Int(at)),)) for at in range(0, words, 4))
-        return (*out, Do("emmy_wgmma_commit"), Do("emmy_wgmma_wait<0>"), *pinned)
-
-    def spread(self) -> tuple[Spread, Mapping[str, Ref]]:
-        own = times(bits(shifted(THREAD, 5), GROUP - 1), Int(16))
-        return fragments(self, own, self.atom.m, self.nt)
-
-
-def lifted(w: Walk, work: Work, kept: Mapping[str, str]) -> Lifted:
-    """The fold of a work whose monoid has a lift. Raises PlanError with the reason when no code is generated for it."""
-    stage = w.plan.program.stage(work.stage)
-    assert stage.monoid is not None
-    how = relative(stage.monoid)
-    inner = next((s for s in stage.monoid.lift if any(a.stage == s.out for a in work.atoms)), None)
-    if how is None or inner is None:
-        raise w.cannot(
-            f"{stage.out} is folded by {stage.monoid.name}; a GPU needs an atom for a contraction of its lift"
-        )
-    base = next(s for s in stage.monoid.lift if s.out == how.base)
-    sums = all(s.monoid == SUM for s in stage.monoid.lift if s.reduces and s is not base)
-    if base.monoid != MAX or not sums:
-        raise w.cannot(f"{stage.out}: the lift of {stage.monoid.name} has folds other than a maximum and sums")
-    atom = next(a for a in work.atoms if a.stage == inner.out)
-    kind = _KINDS.get(atom.name)
-    if kind is None:
-        raise w.cannot(f"{stage.out}: {atom.name} has no code in a lift; {', '.join(_KINDS)} have")
-    m, n, k = mnk_axes(inner)
-    second = factors(inner.body)[1]
-    assert m is not None and isinstance(second, Read)
-    ring = w.rings.get(second.value)
-    if ring is None or {ring.rows, ring.columns} != {k, n}:
-        raise w.cannot(f"{stage.out} reads {second.value}, which is not in shared memory as [{k},{n}]: stage it first")
-    levels = ("grid", "cluster", "serial", *AGENTS)
-    size = {a: w.plan.extent(tuple(x for x in w.nest if x.level in levels), a) for a in (m, n, k)}
-    for a, step in ((m, atom.m), (n, atom.n), (k, 16)):
-        if size[a] % step:
-            raise w.cannot(f"{atom.name} takes {a} by {step}, a warp has {size[a]}")
-    if size[k] % atom.k:
-        raise w.cannot(f"{atom.name} promotes every {atom.k} of {k}, a piece has {size[k]}")
-    return kind(w, stage, inner, atom, how, ring, m, n, k, size[m] // atom.m, size[n] // 8, size[k] // 16, kept)
-
-
-_KINDS: dict[str, type[Lifted]] = {"mma": Lifted, "hybrid": Lifted, "wgmma": LiftedWgmma}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emmy.codegen.cuda_copy import Copier, only
+from emmy.codegen.cuda_found import copier
 from emmy.codegen.cuda_scope import Piece, Ring, Turn, Walk, before
 from emmy.codegen.kernel import (
     Int,
@@ -62,7 +63,7 @@ class Rings:
         self.w.place_rings()
         for b in self.barriers:
             self.places[b.name] = self.w.allocate(b.slots * _BARRIER, _BARRIER)
-        self.copiers = {v: Copier(self.w, r) for v, r in self.w.rings.items()}
+        self.copiers = {v: copier(self.w, r) for v, r in self.w.rings.items()}
         for c in self.copiers.values():
             c.begin()
         self.w.maps += (c.map for c in self.copiers.values() if c.map is not None)

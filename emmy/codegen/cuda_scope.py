@@ -25,9 +25,10 @@ from emmy.codegen.kernel import (
     rest,
     times,
 )
-from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, Stmt, TensorMap, bits
+from emmy.codegen.kernel_gpu import BLOCK, THREAD, WARP_INDEX, LetFrom, Ref, Stmt, TensorMap, bits
 from emmy.errors import PlanError
 from emmy.ir.dtype import size_bytes
+from emmy.ir.expr import Read
 from emmy.ir.gpu import (
     GROUP,
     WARP,
@@ -41,7 +42,7 @@ from emmy.ir.gpu import (
     multiple,
     sharing_blocks,
 )
-from emmy.ir.masks import Bound, bounds
+from emmy.ir.masks import Bound, Place, bounds
 from emmy.ir.plan import AGENTS, Channel, Launch, Loop, Plan
 from emmy.ir.program import upper
 from emmy.ir.row_tiles import RowTile
@@ -161,6 +162,7 @@ class Walk:
     maps: list[TensorMap] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _lets: dict[Whole, IntVar] = field(default_factory=dict)
+    _indices: dict[Read, IntVar] = field(default_factory=dict)
     _per_tile: set[str] = field(default_factory=set)
 
     @property
@@ -182,13 +184,22 @@ class Walk:
             self.once(LetInt(self._lets[x].name, x), x)
         return self._lets[x]
 
-    def once(self, s: LetInt | View, x: Whole) -> None:
+    def once(self, s: LetInt | LetFrom | View, x: Whole) -> None:
         """A statement that names `x`, where it holds: before everything, or before the steps of each tile."""
         if mentioned(x) & self._per_tile:
             self._per_tile.add(s.name)
             self.tile_head.append(s)
         else:
             self.head.append(s)
+
+    def index(self, r: Read) -> Whole:
+        """The i32 number that a value holds for the block, loaded once."""
+        if r not in self._indices:
+            axes = self.plan.program.value(r.value).axes
+            name, at = self.fresh(f"{r.value}_here"), self.start(r.value, axes)
+            self._indices[r] = IntVar(name)
+            self.once(LetFrom(name, f"emmy_{self.how_to_load(r.value)}_index", (Ref(r.value, at),)), at)
+        return self._indices[r]
 
     def walk_tiles(self) -> None:
         """From now on blocks walk tiles: what depends on the tile is worked out for each."""
@@ -292,7 +303,7 @@ class Walk:
             seen = any(y.axis == x.axis for y in loops[:i])
             counts.append(Int(self.plan.count(t.nest, i)) if seen else pieces(length_of(dims[x.axis]), x.step))
         masks = bounds(self.plan, self.launch)
-        longest_last = {b.other for b in masks if b.upper}
+        longest_last = {b.other.axis for b in masks if b.upper}
         for i, (x, index) in enumerate(zip(loops, self._decode(counts), strict=True)):
             if x.axis in longest_last:  # the longest tiles begin first, lest they run alone at the end
                 index = minus(plus(counts[i], Int(-1)), index)
@@ -314,11 +325,15 @@ class Walk:
         """Loops in time walk no pieces of an axis that masks leave nothing of."""
         lo, hi = self.walked(b.axis)
         step = next(x.step for x in self.nest if x.axis == b.axis and x.level == "serial")
-        other = self.scope.get(b.other, Piece(Int(0), 1, Int(1), True))
+        other, by = self.scope.get(b.other.axis, Piece(Int(0), 1, Int(1), True)), Int(b.other.over)
+        there = self.index(b.other.read) if b.other.read else Int(0)
         if b.upper:
-            hi = self.let(f"{b.axis}_end", least(hi, plus(other.lo, Int(other.size + b.offset))))
+            last = plus(other.lo, Int(other.size + b.offset))
+            if b.other != Place(b.other.axis):
+                last = plus(over(plus(other.lo, Int(other.size - 1)), by), there, Int(b.offset + 1))
+            hi = self.let(f"{b.axis}_end", least(hi, last))
         else:
-            passed = IntOp("max", minus(plus(other.lo, Int(b.offset)), lo), Int(0))
+            passed = IntOp("max", minus(plus(over(other.lo, by), there, Int(b.offset)), lo), Int(0))
             lo = self.let(f"{b.axis}_begin", plus(lo, times(over(passed, Int(step)), Int(step))))
         self.shares[b.axis] = lo, hi
 

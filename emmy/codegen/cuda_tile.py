@@ -21,7 +21,8 @@ from emmy.codegen.cuda_count import Count, count_of, each_tile
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_kept import keep
-from emmy.codegen.cuda_lift import Lifted, lifted
+from emmy.codegen.cuda_lift import Lifted
+from emmy.codegen.cuda_lifts import lifted
 from emmy.codegen.cuda_marked import lanes_of_a_row, take_parts
 from emmy.codegen.cuda_prefetch import prefetch
 from emmy.codegen.cuda_rings import Rings, expect_first, merged
@@ -56,6 +57,7 @@ from emmy.codegen.kernel_gpu import (
     For,
     GpuKernel,
     If,
+    LetFrom,
     Ref,
     Stmt,
     bits,
@@ -275,7 +277,7 @@ def _touched(body: tuple[Stmt, ...]) -> set[str]:
     """Names that statements address or cut views from."""
     out: set[str] = set()
     for s in walk(body):
-        if isinstance(s, Do):
+        if isinstance(s, Do | LetFrom):
             out |= {a.view for a in s.args if isinstance(a, Ref)}
         elif isinstance(s, View):
             out.add(s.of)

@@ -123,7 +123,7 @@ class Chain:
             if isinstance(s, StoreStep | StoreState):
                 out.append((stage.out, stage.axes, stage.dtype if isinstance(s, StoreStep) else "f32"))
             elif isinstance(s, Compute):
-                reads = (r for r in outermost(stage.body) if r.value not in made)
+                reads = (p.found(r) for r in outermost(stage.body) if r.value not in made)
                 out += [(r.value, r.index, p.value(r.value).dtype) for r in reads]
         return out
 
@@ -272,8 +272,9 @@ class Chain:
 
     def load(self, r: Read, spread: Spread) -> tuple[Stmt, ...]:
         """A vector of a value in registers of its own, or its one number."""
-        found = self.find(r, spread)
-        source, dtype, how = self.source(r, spread)
+        there = self.w.plan.program.found(r)
+        found = self.find(there, spread)
+        source, dtype, how = self.source(there, spread)
         n = spread.width if r.index and r.index[-1:] == spread.axes[-1:] else 1
         name = self.w.fresh(f"{r.value}_here")
         self.held[r] = Ref(name, Int(0))
@@ -357,6 +358,9 @@ class Chain:
                 vector = bool(index) and bool(spread.axes) and index[-1] == spread.axes[-1]
                 held = self.held[e]
                 return Load(held.view, plus(held.at, i) if vector else held.at)
+            case Apply("floordiv" | "mod"):
+                moved = plus(spread.spot[spread.axes[-1]], i) if spread.axes else i
+                return Ramp(self._position(e, replace(spread, spot={**spread.spot, spread.axes[-1]: moved})))
             case Apply(fn, args):
                 return function(fn, tuple(self.number(a, i, spread, sums, name_it) for a in args), name_it)
 

@@ -66,9 +66,9 @@ def fetched(words: Ref, n_bytes: int, source: Ref, how: str) -> Do:
 
 def unpacked(to: Ref, dtype: DType, n: int, words: Ref) -> tuple[Stmt, ...]:
     """The n elements that words hold, as f32."""
-    if dtype == "f32":
+    if dtype in ("f32", "i32"):
         i = counter("u", n)
-        number = Call("as_f32", (Load(words.view, plus(words.at, i)),))
+        number = Call("as_f32" if dtype == "f32" else "from_i32", (Load(words.view, plus(words.at, i)),))
         return unrolled("u", n, (Store(to.view, plus(to.at, i), number),))
     if n == 1:
         return (Store(to.view, to.at, Call(f"from_{dtype}", (Load(words.view, words.at),))),)

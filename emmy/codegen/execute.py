@@ -108,7 +108,11 @@ def execute(
         if outline.launch.tile.order.kind == "streamk":
             _run_together(outline, memory, env, seed)
             continue
-        dealt, size, clusters = _deal(outline, env), cluster_size(plan, outline.launch.tile.nest), list[list[Cta]]()
+        dealt, size, clusters = (
+            _deal(outline, env, memory),
+            cluster_size(plan, outline.launch.tile.nest),
+            list[list[Cta]](),
+        )
         for first in range(0, len(dealt), size):
             computing = size * sum(bool(r.role.works) for r in outline.roles)
             cluster = Cluster(sharing_blocks(plan, outline.launch.tile), computing, size * len(outline.roles))
@@ -126,7 +130,7 @@ def execute(
 def _run_together(outline: Outline, memory: dict[str, Block], env: Env, seed: int) -> None:
     """All blocks at once, each on its share of all steps of all tiles."""
     t = outline.launch.tile
-    loop, tiles, left = t.nest[t.n_block_loops], _tiles(outline, env), dict[int, Left]()
+    loop, tiles, left = t.nest[t.n_block_loops], _tiles(outline, env, memory), dict[int, Left]()
     steps = pieces(env[loop.axis], loop.step)
     rounds = whole_rounds(len(tiles), t.order.workers)
     alone, tiles = tiles[: rounds * t.order.workers], tiles[rounds * t.order.workers :]
@@ -170,28 +174,32 @@ def _run_counting(clusters: list[list[Cta]], rng: random.Random) -> None:
             )
 
 
-def _deal(outline: Outline, env: Env) -> list[list[Env]]:
+def _deal(outline: Outline, env: Env, memory: Mapping[str, Block]) -> list[list[Env]]:
     """Tiles of each block, in order."""
-    tiles = _tiles(outline, env)
+    tiles = _tiles(outline, env, memory)
     workers = outline.launch.tile.order.workers or len(tiles)
     return [tiles[w::workers] for w in range(min(workers, len(tiles)))]
 
 
-def _tiles(outline: Outline, env: Env) -> list[Env]:
+def _tiles(outline: Outline, env: Env, memory: Mapping[str, Block]) -> list[Env]:
     """All tiles of the launch, in order."""
     t = outline.launch.tile
     tiles = [env]
     for i, loop in enumerate(t.nest[: t.n_block_loops]):
         whole = outline.plan.count(t.nest, i) if loop.level == "cluster" else 0  # a cluster has all its blocks
         tiles = [{**e, loop.axis: piece} for e in tiles for piece in pieces(e[loop.axis], loop.step, whole)]
-    return [_unmasked(outline, tile) for tile in tiles]
+    return [_unmasked(outline, tile, memory) for tile in tiles]
 
 
-def _unmasked(outline: Outline, tile: Env) -> Env:
+def _unmasked(outline: Outline, tile: Env, memory: Mapping[str, Block]) -> Env:
     """The tile, of which loops in time walk whole pieces between the first and the last position that masks leave."""
     nest, out = outline.launch.tile.nest, dict(tile)
     for b in bounds(outline.plan, outline.launch):
-        (lo, hi), (first, end) = out[b.axis], tile.get(b.other, (0, 1))
+        (lo, hi), (first, end) = out[b.axis], tile.get(b.other.axis, (0, 1))
+        there = (
+            int(memory[b.other.read.value].data[tuple(tile[a][0] for a in b.other.read.axes)]) if b.other.read else 0
+        )
+        first, end = first // b.other.over + there, (end - 1) // b.other.over + 1 + there
         step = next(x.step for x in nest if x.axis == b.axis and x.level == "serial")
         if b.upper:
             hi = max(lo, min(hi, end + b.offset))

@@ -307,7 +307,13 @@ def rest(a: Whole, b: Whole) -> Whole:
     return Int(0) if b == Int(1) else IntOp("%", a, b)
 
 
-WHOLE: Mapping[str, Callable[[Whole, Whole], Whole]] = {"add": plus, "sub": minus, "mul": times}  # of positions
+WHOLE: Mapping[str, Callable[[Whole, Whole], Whole]] = {  # of positions, which are not negative
+    "add": plus,
+    "sub": minus,
+    "mul": times,
+    "floordiv": over,
+    "mod": rest,
+}
 
 
 def pieces(a: Whole, step: int) -> Whole:

@@ -37,11 +37,11 @@ def walked(plan: Plan, launch: Launch, places: int) -> Walked | None:
     blocks = nest[: launch.tile.n_block_loops]
     axis, step = next((x.axis, x.step) for x in nest if x.level == "serial" and x.axis == masks[0].axis)
     whole = -(-plan.extent(blocks, axis) // step)
-    others = {b.other for b in masks if b.axis == axis}
+    others = {b.other.axis for b in masks if b.axis == axis}
     loops = [(i, x) for i, x in enumerate(blocks) if x.axis in others]
     if len({x.axis for _, x in loops}) != len(loops) or any(x.axis == axis for x in blocks):
         return None  # pieces of pieces: every one is counted whole
-    first = {b.other for b in masks if b.upper}
+    first = {b.other.axis for b in masks if b.upper}
     steps = {
         at: _steps(plan, masks, axis, step, at)
         for at in product(*(_places(plan, blocks, i, x, first) for i, x in loops))
@@ -67,11 +67,12 @@ def _steps(plan: Plan, masks: tuple[Bound, ...], axis: str, step: int, at: tuple
     lo, hi = 0, upper(plan.program.dim(axis))
     piece = {a: (begin, size) for a, begin, size in at} | {"": (0, 1)}
     for b in (b for b in masks if b.axis == axis):
-        begin, size = piece[b.other]
+        begin, size = piece[b.other.axis]
+        told = upper(plan.program.dim(axis)) if b.other.read else 0  # a length known at run time: as long as it can be
         if b.upper:
-            hi = min(hi, begin + size + b.offset)
+            hi = min(hi, (begin + size - 1) // b.other.over + told + 1 + b.offset)
         else:
-            lo = max(lo, (begin + b.offset) // step * step)
+            lo = max(lo, (begin // b.other.over + told + b.offset) // step * step)
     return max(0, -(-(hi - lo) // step))
 
 

@@ -56,6 +56,11 @@ class Read:
         """Positions that stand in place of axes."""
         return tuple(x for x in self.index if not isinstance(x, str))
 
+    @property
+    def along(self) -> tuple[str | Expr, ...]:
+        """At each position the axis that moves it, be it the value's own or another one; else what computes it."""
+        return tuple(x.name if isinstance(x, Axis) else x for x in self.index)
+
     def __str__(self) -> str:
         return f"{self.value}[{','.join(map(str, self.index))}]" if self.index else f"{self.value}[()]"
 
@@ -87,6 +92,8 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
     "sub": (2, np.subtract),
     "mul": (2, np.multiply),
     "div": (2, np.divide),
+    "floordiv": (2, np.floor_divide),  # of whole numbers, as in positions
+    "mod": (2, np.mod),
     "neg": (1, np.negative),
     "le": (2, np.less_equal),
     "lt": (2, np.less),
@@ -107,12 +114,16 @@ _INFIX: dict[str, tuple[str, int]] = {
     "sub": ("-", 2),
     "mul": ("*", 3),
     "div": ("/", 3),
+    "floordiv": ("//", 3),
+    "mod": ("%", 3),
 }
 _BINARY: dict[type, str] = {
     ast.Add: "add",
     ast.Sub: "sub",
     ast.Mult: "mul",
     ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
     ast.LtE: "le",
     ast.Lt: "lt",
 }
@@ -134,7 +145,7 @@ def _show(e: Expr, outer: int, signs: Mapping[str, tuple[str, int]] = _INFIX) ->
 
 def compact(e: Expr) -> str:
     """The expression without blanks or slashes, as part of an op's text: a quotient is `div(a,b)`."""
-    return _show(e, 0, {fn: sign for fn, sign in _INFIX.items() if fn != "div"}).replace(" ", "")
+    return _show(e, 0, {fn: s for fn, s in _INFIX.items() if fn not in ("div", "floordiv", "mod")}).replace(" ", "")
 
 
 @lru_cache(maxsize=4096)
@@ -227,6 +238,20 @@ def substitute(e: Expr, change: Callable[[Read], Expr]) -> Expr:
             return change(e)
         case Apply(fn, args):
             return Apply(fn, tuple(substitute(a, change) for a in args))
+        case _:
+            return e
+
+
+def at_positions(e: Expr, places: Mapping[str, Expr]) -> Expr:
+    """`e` at other positions: what stands for each axis that is named there."""
+    match e:
+        case Axis(name):
+            return places.get(name, e)
+        case Read(value, index):
+            moved = (places.get(x, x) if isinstance(x, str) else at_positions(x, places) for x in index)
+            return Read(value, tuple(moved))
+        case Apply(fn, args):
+            return Apply(fn, tuple(at_positions(a, places) for a in args))
         case _:
             return e
 

@@ -26,7 +26,7 @@ SWIZZLE_BYTES = 128  # of the longest rows that the copy engine swizzles
 BOX_ROWS = 256  # of a box of the copy engine, at most (CUDA driver API: cuTensorMapEncodeTiled)
 TRANSFER_BYTES = 16  # of the widest load, store or asynchronous copy of a thread
 _COUNT = 16  # bytes in which a count of parts is told, of each team
-_PERIOD = 8  # rows after which a swizzle repeats
+PERIOD_ROWS = 8  # rows after which a swizzle repeats
 _LOADING = (
     12  # registers without which ptxas 13.0 serialises what reads operands from registers (C7512; 12 tiles tried)
 )
@@ -107,10 +107,16 @@ def receivers(plan: Plan, tile: Tile, c: Channel) -> int:
     """
     v, blocks = plan.program.value(c.value), cluster_size(plan, tile.nest)
     same = not any(x.level == "cluster" and x.axis in v.axes for x in tile.nest)
-    if c.transport != "tma" or not same or len(v.axes) < 2 or sharing_blocks(plan, tile) > 1:
+    if (
+        c.transport != "tma"
+        or not same
+        or plan.program.view(c.value)
+        or len(v.axes) < 2
+        or sharing_blocks(plan, tile) > 1
+    ):
         return 1
     rows, _ = block_axes(plan, tile, c)
-    return 1 if plan.extent(tile.nest[: c.at + 1], rows) % (_PERIOD * blocks) else blocks
+    return 1 if plan.extent(tile.nest[: c.at + 1], rows) % (PERIOD_ROWS * blocks) else blocks
 
 
 def exchange_pitch(columns: int, transposed: bool = False) -> int:
@@ -206,7 +212,8 @@ def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
     """(rows, columns, columns that stay together) of the blocks that a channel brings: a panel crosses no border of these."""
     nest, axes = tile.nest, block_axes(plan, tile, c)
     rows, columns = (plan.extent(nest[: c.at + 1], a) for a in axes)
-    share = min(columns, plan.extent(nest, axes[1]))
+    others = (x for a, x in plan.program.moved.get(c.value, ()) if a == axes[1])
+    share = min(columns, *(plan.extent(nest, a) for a in (axes[1], *others)))
     # One of a power of two may end inside a panel, but a descriptor begins where a panel does.
     together = columns if share & (share - 1) == 0 and not by_groups(nest) else share
     if c.transport == "tma" and (wide := brought(plan, tile, c)) > columns:
@@ -217,7 +224,7 @@ def block_shape(plan: Plan, tile: Tile, c: Channel) -> tuple[int, int, int]:
 def swizzled_bytes(rows: int, columns: int, item: int, together: int) -> int:
     """Bytes of a panel's rows in a swizzled block, at most those of the longest swizzle; 0 where no such panels make it."""
     widths = (SWIZZLE_BYTES >> i for i in range(4))
-    fits = (w for w in widths if columns * item % w == 0 and together * item % w == 0 and rows % _PERIOD == 0)
+    fits = (w for w in widths if columns * item % w == 0 and together * item % w == 0 and rows % PERIOD_ROWS == 0)
     return next(fits, 0)
 
 
@@ -292,6 +299,11 @@ def lift_registers(atom: str, m: int, n: int, k: int, *, begun: bool = False) ->
     """
     lanes = WARP * (GROUP if atom == "wgmma" else 1)
     sums, weights, rows = m * n // lanes, m * k // lanes, 4 * max(1, 2 * m * WARP // (16 * lanes))
+    if (
+        atom == "simt"
+    ):  # 4 lanes share columns, 8 rows; four along what makes the weights of each, or a row of what they weigh
+        own, across = m // 4, n // 8
+        return sums + weights + 4 * own + max(4 * (own + k // 8), across + 2) + _OTHER_REGISTERS
     if atom == "wgmma":
         return sums + weights + weights // 2 + rows + _OTHER_REGISTERS + (weights if begun else 0)
     operands = 2 * (m // 16 * 4 + k // 8 * 2)

@@ -88,7 +88,7 @@ def run(program: Program, inputs: Mapping[str, Array], sizes: Mapping[str, int] 
 
 
 def load_inputs(program: Program, inputs: Mapping[str, Array], env: Env) -> dict[str, Block]:
-    """The inputs as blocks. Raises PlanError naming the first one that is missing or has the wrong shape."""
+    """The inputs as blocks, and views of them. Raises PlanError naming the first one that is missing or has the wrong shape."""
     memory: dict[str, Block] = {}
     for v in program.inputs:
         want = tuple(env[a][1] - env[a][0] for a in v.axes)
@@ -96,4 +96,6 @@ def load_inputs(program: Program, inputs: Mapping[str, Array], env: Env) -> dict
             got = inputs[v.name].shape if v.name in inputs else "nothing"
             raise PlanError(f"input {v.name}: got {got}, needs shape {want}")
         memory[v.name] = Block(v.name, v.axes, (0,) * len(want), np.asarray(inputs[v.name], dtype=np.float64))
+    for x in program.views:
+        memory[x.out] = whole(x.out, x.axes, env, evaluate(x.body, env, memory.__getitem__))
     return memory

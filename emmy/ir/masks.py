@@ -1,14 +1,15 @@
 """Where masks leave anything to fold: pieces of a folded axis that a tile need not walk. Knows no code.
 
 `where(t <= s + 96, S[h,s,t], -1e30)`, folded over t by a monoid that begins with a maximum, adds nothing where it is masked: its
-weight is exp(-1e30 - maximum) = 0. So a block with the rows s of a tile walks only those t that one of them sees.
+weight is exp(-1e30 - maximum) = 0. So a block with the rows s of a tile walks only those t that one of them sees. What t is
+compared with may be known at run time only: `t < lengths[b]`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from emmy.ir.expr import Apply, Axis, Const, Expr, Read
+from emmy.ir.expr import Apply, Axis, Const, Expr, Read, reads
 from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import MAX, Program, Stage
 
@@ -16,17 +17,26 @@ NOTHING = -1e30  # what is not above this adds nothing beside anything that is
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """axis // over + read, a whole number: `axis` "" is 0, and so is no i32 value."""
+
+    axis: str = ""
+    over: int = 1
+    read: Read | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
-    """Anything to fold has `axis` <= `other` + offset where `upper`, else `axis` >= `other` + offset; `other` "" is 0."""
+    """Anything to fold has `axis` <= `other` + offset where `upper`, else `axis` >= `other` + offset."""
 
     axis: str
-    other: str
+    other: Place
     offset: int
     upper: bool
 
 
-def compared(cond: Expr) -> tuple[str, str, int] | None:
-    """(x, y, offset) of a condition that says x <= y + offset, for two axes, of which one may be "", which is 0; else None."""
+def compared(cond: Expr) -> tuple[Place, Place, int] | None:
+    """(x, y, offset) of a condition that says x <= y + offset; else None."""
     if not isinstance(cond, Apply) or cond.fn not in ("le", "lt"):
         return None
     left, right = (_moved(a) for a in cond.args)
@@ -35,25 +45,40 @@ def compared(cond: Expr) -> tuple[str, str, int] | None:
     return left[0], right[0], right[1] - left[1] - (cond.fn == "lt")
 
 
-def _moved(e: Expr) -> tuple[str, int] | None:
-    """(axis, constant) of axis + constant."""
+def _moved(e: Expr) -> tuple[Place, int] | None:
+    """(place, constant) of place + constant."""
     match e:
         case Axis(name):
-            return name, 0
+            return Place(name), 0
+        case Read():
+            return Place(read=e), 0
         case Const(v) if v == int(v):
-            return "", int(v)
-        case Apply("add", (Axis(name), Const(v))) if v == int(v):
-            return name, int(v)
+            return Place(), int(v)
+        case Apply("floordiv", (Axis(name), Const(v))) if v == int(v):
+            return Place(name, int(v)), 0
+        case Apply("add", (a, b)):
+            left, right = _moved(a), _moved(b)
+            if left is None or right is None:
+                return None
+            (x, p), (y, q) = left, right
+            if (x.axis and y.axis) or (x.read and y.read):
+                return None
+            along = x if x.axis else y
+            return Place(along.axis, along.over, x.read or y.read), p + q
         case _:
             return None
 
 
-def layers(body: Expr) -> tuple[Expr, tuple[tuple[Expr, float], ...]]:
+def layers(p: Program, body: Expr) -> tuple[Expr, tuple[tuple[Expr, float], ...]]:
     """(what is masked, the masks around it: (condition, what stands where it is false), innermost first)."""
-    if isinstance(body, Apply) and body.fn == "where" and isinstance(body.args[2], Const) and compared(body.args[0]):
-        inner, masks = layers(body.args[1])
-        return inner, (*masks, (body.args[0], body.args[2].value))
-    return body, ()
+    match body:
+        case Apply("where", (cond, shown, Const(v))) if compared(cond) and all(
+            p.value(x).dtype == "i32" for x in reads(cond)
+        ):
+            inner, masks = layers(p, shown)
+            return inner, (*masks, (cond, v))
+        case _:
+            return body, ()
 
 
 def bounds(plan: Plan, launch: Launch) -> tuple[Bound, ...]:
@@ -67,15 +92,23 @@ def bounds(plan: Plan, launch: Launch) -> tuple[Bound, ...]:
         here = [x.stage for x in t.works if masked and s.folded[0] in p.stage(x.stage).every and x.stage != s.out]
         if masked is None or masked.out not in here or any(plan.stored(p.stage(x), launch) for x in here):
             continue
-        for cond, _ in layers(masked.body)[1]:
+        for cond, _ in layers(p, masked.body)[1]:
             found = compared(cond)
             assert found is not None
             x, y, offset = found
-            if x == s.folded[0] and y in (*cut, "") and x in in_time:
-                out.append(Bound(x, y, offset, True))
-            elif y == s.folded[0] and x in (*cut, "") and y in in_time:
-                out.append(Bound(y, x, -offset, False))
+            for one, other, upper in ((x, y, True), (y, x, False)):
+                known = other.axis in (*cut, "") and (not other.read or _is_one(plan, launch, other.read))
+                if one == Place(s.folded[0]) and known and one.axis in in_time:
+                    out.append(Bound(one.axis, other, offset if upper else -offset, upper))
+                    break
     return tuple(out)
+
+
+def _is_one(plan: Plan, launch: Launch, r: Read) -> bool:
+    """Whether a block reads one number of a value, which no launch of the plan writes."""
+    t = launch.tile
+    alone = all(plan.extent(t.nest[: t.n_block_loops], a) == 1 for a in r.axes)
+    return alone and not r.computed and plan.program.is_input(r.value)
 
 
 def _masked(p: Program, s: Stage) -> Stage | None:
@@ -88,5 +121,5 @@ def _masked(p: Program, s: Stage) -> Stage | None:
     if not isinstance(of, Read) or not p.has_stage(of.value):
         return None
     stage = p.stage(of.value)
-    masks = layers(stage.body)[1]
+    masks = layers(p, stage.body)[1]
     return stage if masks and not stage.reduces and all(v <= NOTHING for _, v in masks) else None

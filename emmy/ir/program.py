@@ -12,7 +12,20 @@ from functools import cached_property
 
 from emmy.errors import PlanError, UsageError
 from emmy.ir.dtype import DType
-from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, factors, outermost, parse, reads, walk
+from emmy.ir.expr import (
+    Apply,
+    Axis,
+    Const,
+    Expr,
+    Read,
+    at_positions,
+    axes_of,
+    factors,
+    outermost,
+    parse,
+    reads,
+    walk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +156,24 @@ class Value:
 
 @dataclass(frozen=True)
 class Program:
-    """Stages in an order in which each reads only inputs and earlier stages. `outputs` leave the program."""
+    """Stages in an order in which each reads only inputs and earlier stages. `outputs` leave the program.
+
+    views: values that lie in an input, each element where computed positions say: `K[b,t,d] = pages[table[b,t // 16],t % 16,d]`. To
+    stages and plans they are inputs, of which nobody makes a copy: what brings a block of one finds its rows on the way.
+    """
 
     dims: tuple[tuple[str, Dim], ...]
     inputs: tuple[Value, ...]
     stages: tuple[Stage, ...]
     outputs: tuple[str, ...]
+    views: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         known: dict[str, tuple[str, ...]] = {}
         for v in self.inputs:
             self._check(known, v.name, v.axes)
             known[v.name] = v.axes
+        known |= self._seen(known)
         for s in self.stages:
             missing = [v for v in s.reads if v not in known]
             if missing:
@@ -167,9 +186,16 @@ class Program:
             for r in walk(s.body):
                 if isinstance(r, Read) and (reason := self._odd(r, known[r.value])):
                     raise PlanError(f"stage {s.out} reads {r}; {reason}")
-            numbers = [r.value for r in outermost(s.body) if (x := self._given.get(r.value)) and x.dtype == "i32"]
+            numbers = [
+                r.value for r in outermost(_shown(s.body)) if (x := self._given.get(r.value)) and x.dtype == "i32"
+            ]
             if numbers:
-                raise PlanError(f"stage {s.out} computes with {numbers[0]}, which is i32: it may only be a position")
+                raise PlanError(
+                    f"stage {s.out} computes with {numbers[0]}, which is i32: it may only be a position, or compared with one"
+                )
+            parts = (x for x in walk(s.body) if isinstance(x, Apply) and x.fn in ("floordiv", "mod"))
+            if odd := next((x for x in parts if not self._is_position(x)), None):
+                raise PlanError(f"stage {s.out} computes {odd}: // and % are of positions, by a number of 1 or more")
             if len({r.monoid for r in s.reduces}) > 1:
                 raise PlanError(f"stage {s.out} folds by {len(s.reduces)} monoids; all axes of a stage share one")
             self._check(known, s.out, s.every)
@@ -177,6 +203,20 @@ class Program:
         unknown = [o for o in self.outputs if o not in known]
         if unknown:
             raise PlanError(f"outputs {', '.join(unknown)} are computed by no stage")
+
+    def _seen(self, known: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """Views and their axes. Raises PlanError for one that is none."""
+        out: dict[str, tuple[str, ...]] = {}
+        for x in self.views:
+            r = x.body
+            if not isinstance(r, Read) or r.value not in known or x.reduces or set(axes_of(r)) != set(x.axes):
+                raise PlanError(f"{x.out}[{','.join(x.axes)}] = {r} is no input read at positions along these axes")
+            reads = (y for y in walk(r) if isinstance(y, Read))
+            if reason := next((found for y in reads if (found := self._odd(y, known[y.value]))), None):
+                raise PlanError(f"{x.out} is {r}; {reason}")
+            self._check({**known, **out}, x.out, x.axes)
+            out[x.out] = x.axes
+        return out
 
     def _span(self, e: Expr) -> tuple[float, float] | None:
         """The least and the largest an expression of axes can be; None where it reads an input, or is no such sum or product."""
@@ -188,6 +228,11 @@ class Program:
             case Apply("neg", (a,)):
                 found = self._span(a)
                 return (-found[1], -found[0]) if found else None
+            case Apply("floordiv" | "mod" as fn, (a, Const(by))):
+                found = self._span(a)
+                if found is None or found[0] < 0 or by < 1:
+                    return None
+                return (found[0] // by, found[1] // by) if fn == "floordiv" else (0.0, min(found[1], by - 1))
             case Apply("add" | "sub" | "mul" as fn, (a, b)):
                 x, y = self._span(a), self._span(b)
                 if x is None or y is None:
@@ -197,23 +242,27 @@ class Program:
             case _:
                 return None
 
+    def _is_position(self, x: Expr) -> bool:
+        """Whether an expression is made of whole numbers, axes and i32 inputs by +, -, *, and // and % of a number."""
+        parts = tuple(walk(x))
+        whole = (p.value.is_integer() for p in parts if isinstance(p, Const))
+        found = (v.dtype if (v := self._given.get(p.value)) else "" for p in parts if isinstance(p, Read))
+        known = (p.fn in ("add", "sub", "mul") or _divides(p) for p in parts if isinstance(p, Apply))
+        return all((*whole, *known, *(d == "i32" for d in found)))
+
     def _odd(self, r: Read, axes: tuple[str, ...]) -> str | None:
         """Why a value of these axes cannot be read so."""
         at_axes = tuple(x if isinstance(x, str) else a for x, a in zip(r.index, axes, strict=False))
         if len(r.index) != len(axes) or at_axes != axes:
             return "a value is read at its own axes, in order"
-        if r.computed and r.value not in self._given:
+        if r.computed and r.value not in self._given and all(r.value != x.out for x in self.views):
             return f"only an input is read at computed positions, and {r.value} is computed itself"
         for x, axis in zip(r.index, axes, strict=True):
             reach = None if isinstance(x, str) else self._span(x)
             if reach and not 0 <= reach[0] <= reach[1] < lower(self._dim[axis]):
                 return f"{axis} has positions 0..{lower(self._dim[axis]) - 1}"
-            parts = () if isinstance(x, str) else tuple(walk(x))
-            whole = (p.value.is_integer() for p in parts if isinstance(p, Const))
-            found = (v.dtype if (v := self._given.get(p.value)) else "" for p in parts if isinstance(p, Read))
-            known = (p.fn in ("add", "sub", "mul") for p in parts if isinstance(p, Apply))
-            if not all((*whole, *known, *(d == "i32" for d in found))):
-                return "a position is made of whole numbers, axes and i32 inputs by +, - and *"
+            if not isinstance(x, str) and not self._is_position(x):
+                return "a position is made of whole numbers, axes and i32 inputs by +, -, *, and // and % of a number"
         return None
 
     def _check(self, known: Collection[str], name: str, axes: tuple[str, ...]) -> None:
@@ -224,7 +273,7 @@ class Program:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.dims, self.inputs, self.stages, self.outputs))
+        return hash((self.dims, self.inputs, self.stages, self.outputs, self.views))
 
     def __hash__(self) -> int:  # computed once: plans and caches hash their program all the time
         return self._hash
@@ -238,10 +287,25 @@ class Program:
         return {v.name: v for v in self.inputs}
 
     @cached_property
+    def _read(self) -> tuple[Read, ...]:
+        """All reads of all stages, those of monoids' lifts included."""
+        bodies = (x.body for s in self.stages for x in (s, *(s.monoid.lift if s.monoid else ())))
+        return tuple(r for body in bodies for r in walk(body) if isinstance(r, Read))
+
+    @cached_property
     def gathered(self) -> frozenset[str]:
         """Inputs that some stage reads at computed positions: a block of such a stage may need all of them."""
-        reads = (r for s in self.stages for r in walk(s.body) if isinstance(r, Read))
-        return frozenset(r.value for r in reads if r.computed)
+        return frozenset(r.value for r in self._read if any(not isinstance(x, Axis) for x in r.computed))
+
+    @cached_property
+    def moved(self) -> Mapping[str, frozenset[tuple[str, str]]]:
+        """Input -> (its axis, another one along which some stage reads it): a block of it has all positions of that axis."""
+        found: dict[str, set[tuple[str, str]]] = {}
+        for r in self._read:
+            if r.value in self._given or r.value in self._view:  # not what a lift makes
+                places = zip(r.index, self.value(r.value).axes, strict=True)
+                found.setdefault(r.value, set()).update((a, x.name) for x, a in places if isinstance(x, Axis))
+        return {v: frozenset(pairs) for v, pairs in found.items() if pairs}
 
     @cached_property
     def _stage(self) -> Mapping[str, Stage]:
@@ -250,7 +314,29 @@ class Program:
     @cached_property
     def _value(self) -> Mapping[str, Value]:
         made = {s.out: Value(s.out, s.axes, s.dtype) for s in self.stages}
-        return {**{v.name: v for v in self.inputs}, **made}
+        seen = {x.out: Value(x.out, x.axes, x.dtype, self._fixed(x.body)) for x in self.views}
+        return {**{v.name: v for v in self.inputs}, **seen, **made}
+
+    def _fixed(self, e: Expr) -> bool:
+        return all(self._given[x.value].constant for x in walk(e) if isinstance(x, Read))
+
+    @cached_property
+    def _view(self) -> Mapping[str, Stage]:
+        return {x.out: x for x in self.views}
+
+    def view(self, name: str) -> Stage | None:
+        """The view of that name: its axes, and the read of an input that its elements are; None where it is none."""
+        return self._view.get(name)
+
+    def found(self, r: Read) -> Read:
+        """The read of an input that a read of a view comes to; any other as it is."""
+        view = self._view.get(r.value)
+        if view is None:
+            return r
+        places = {a: Axis(x) if isinstance(x, str) else x for a, x in zip(view.axes, r.index, strict=True)}
+        there = at_positions(view.body, {a: x for a, x in places.items() if x != Axis(a)})
+        assert isinstance(there, Read)
+        return there
 
     def dim(self, axis: str) -> Dim:
         return self._dim[axis]
@@ -326,11 +412,23 @@ class Program:
         ins = [
             f"  in  {v.name}[{','.join(v.axes)}] {v.dtype}" + ("  constant" if v.constant else "") for v in self.inputs
         ]
+        ins += [f"      {x}" for x in self.views]
         body = [
             f"  {'out' if s.out in self.outputs else '   '} {s}  {s.dtype if s.out in self.outputs else ''}".rstrip()
             for s in self.stages
         ]
         return "\n".join([f"program {dims}", *ins, *body])
+
+
+def _divides(e: Apply) -> bool:
+    return e.fn in ("floordiv", "mod") and isinstance(e.args[1], Const) and e.args[1].value >= 1
+
+
+def _shown(e: Expr) -> Expr:
+    """An expression without what conditions compare."""
+    if isinstance(e, Apply):
+        return Const(0.0) if e.fn in ("le", "lt") else Apply(e.fn, tuple(map(_shown, e.args)))
+    return e
 
 
 def read(value: Value) -> Read:

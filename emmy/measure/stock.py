@@ -23,9 +23,10 @@ from emmy.ir.ops.glu_linear import GluLinear
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op, Storage
+from emmy.ir.ops.paged_attention import PagedAttention
 from emmy.measure.device import Buffer, Call, Runnable
 from emmy.measure.rivals import AUTOTUNED, COMPILED, SDPA
-from emmy.measure.stock_attention import TorchAttention
+from emmy.measure.stock_attention import TorchAttention, TorchPagedAttention
 from emmy.measure.stock_compiled import compiled
 from emmy.measure.torch_formula import TorchFormula
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() | Bmm() | NormLinear() | GluLinear() | FormulaOp() | Attention() if (
+        case Matmul() | Glu() | Bmm() | NormLinear() | GluLinear() | FormulaOp() | Attention() | PagedAttention() if (
             importlib.util.find_spec("torch")
         ):
             import torch
@@ -74,6 +75,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str =
             return "torch", TorchFormula(op, tensor)
         case Attention():
             return "torch", TorchAttention(op, tensor)
+        case PagedAttention():
+            return "torch", TorchPagedAttention(op, tensor)
         case NormLinear() | GluLinear():
             return "torch", TorchMadeLinear(op, tensor)
         case _:

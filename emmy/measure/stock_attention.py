@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from emmy.errors import UsageError
 from emmy.ir.ops.attention import Attention
+from emmy.ir.ops.paged_attention import PagedAttention
 from emmy.measure.allocated import Allocated
 from emmy.measure.device import Buffer, Call
 from emmy.measure.rivals import SDPA
@@ -42,6 +43,43 @@ class TorchAttention:
             raise UsageError(f"{self.backend} does not compute {self.op.key} here")
         call = min(calls, key=lambda c: _seconds(c, x["Q"].is_cuda))
         return self.results.call(lambda: {"O": call()}, x)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPagedAttention:
+    """Pages of each sequence side by side, by the table, then scaled_dot_product_attention, with a mask that was made before.
+
+    Heads that share keys are rows of one head. Results stay where torch puts them.
+    """
+
+    op: PagedAttention
+    tensor: Callable[[Buffer], torch.Tensor]
+    results: Allocated = field(default_factory=Allocated)
+
+    def bind(self, buffers: Mapping[str, Buffer], sizes: Mapping[str, int]) -> Call:
+        import torch
+        from torch.nn.functional import scaled_dot_product_attention
+
+        op, x = self.op, {name: self.tensor(buffer) for name, buffer in buffers.items()}
+        table, share = x["table"].long(), op.heads // op.groups
+        t = torch.arange(op.keys, device=table.device)
+        query = torch.arange(op.queries * share, device=table.device) // share
+        at = query[:, None] + x["lengths"].long()[:, None, None] - op.queries
+        seen = t <= at if op.causal else (t < x["lengths"][:, None, None]).expand(-1, len(query), -1)
+        if op.window:
+            seen = seen & (at < t + op.window)
+        mask, blind = seen[:, None], not bool(seen.any(-1).all())
+
+        def keys(pages: torch.Tensor) -> torch.Tensor:
+            return pages[table].flatten(1, 2)[:, : op.keys].transpose(1, 2)
+
+        def run() -> torch.Tensor:
+            k = keys(x["K_pages"])
+            v = k if op.shared else keys(x["V_pages"])
+            out = scaled_dot_product_attention(x["Q"], k, v, mask, scale=op.scale or None)
+            return out.nan_to_num_(0.0) if blind else out
+
+        return self.results.call(lambda: {"O": run()}, x)
 
 
 def _running(op: Attention, x: Mapping[str, torch.Tensor], only: str) -> list[Callable[[], torch.Tensor]]:

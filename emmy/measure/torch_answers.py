@@ -1,5 +1,5 @@
 """Right answers by torch in float64, where operands lie in a GPU's memory and numpy would take seconds. Matmuls, pairs and batches
-of them, those whose operand is made, attention.
+of them, those whose operand is made, attention, of pages too.
 
 Inputs are drawn as the op's `inputs` describes them, by torch's generator. The products are the vendor library's, in another
 precision and by other code than any candidate's. Must not know plans or timing.
@@ -24,6 +24,7 @@ from emmy.ir.ops.made_linear import MadeLinear
 from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.norm_linear import EPS
 from emmy.ir.ops.op import Accumulate, Storage
+from emmy.ir.ops.paged_attention import PagedAttention
 from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
 from emmy.measure.device import Buffer
 from emmy.measure.references import Case
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-Answered = Products | FormulaOp | Attention
+Answered = Products | FormulaOp | Attention | PagedAttention
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
@@ -105,6 +106,11 @@ class TorchAnswers(Answers):
         shape = [extent[a] for a in program.value(name).axes]
         random = torch.Generator(self._device)
         random.manual_seed(1000 * case.seed + number)
+        if isinstance(self.products, PagedAttention) and name == "lengths":
+            return torch.from_numpy(self.products.lengths(shape[0])).to(self._device)
+        if isinstance(self.products, PagedAttention) and name == "table" and shape[0] * shape[1] <= self.products.pages:
+            pages = torch.randperm(self.products.pages, generator=random, device=self._device)
+            return pages[: shape[0] * shape[1]].reshape(shape).int()
         if dtype == "i32":
             end = positions(program, name, extent)
             return torch.randint(0, end, shape, generator=random, device=self._device, dtype=torch.int32)
@@ -141,7 +147,7 @@ class TorchAnswers(Answers):
             self._outputs.clear()
 
 
-def reference(op: Products | Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def reference(op: Products | Attention | PagedAttention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The first output in float64 for inputs in any dtype, as the op's `reference` defines it."""
     import torch
 
@@ -149,6 +155,8 @@ def reference(op: Products | Attention, inputs: Mapping[str, torch.Tensor]) -> t
         return torch.stack([_product(op, a, b) for a, b in zip(inputs["A"], inputs["B"], strict=True)])
     if isinstance(op, Attention):
         return _attended(op, inputs)
+    if isinstance(op, PagedAttention):
+        return _attended_pages(op, inputs)
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return activated(op.activation, gate).mul_(up)
@@ -177,6 +185,27 @@ def _attended(op: Attention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor
         weights = torch.softmax(logits, 1).nan_to_num_(0.0)  # a query that sees no key
         out.append(weights @ value.double())
     return torch.stack(out).reshape(q.shape)
+
+
+def _attended_pages(op: PagedAttention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The same of each sequence, whose keys the table names."""
+    import torch
+
+    q, out = inputs["Q"], torch.zeros(inputs["Q"].shape, dtype=torch.float64, device=inputs["Q"].device)
+    t, rows, scale = torch.arange(op.keys, device=q.device), q.shape[2], op.scale or 1 / sqrt(op.dim)
+    query = torch.arange(rows, device=q.device) // (op.heads // op.groups)
+    for b, length in enumerate(inputs["lengths"].tolist()):
+        at, pages = query[:, None] + (length - op.queries), inputs["table"][b].long()
+        hidden = (t > at) if op.causal else (t >= length).expand(rows, -1)
+        if op.window:
+            hidden = hidden | (at >= t + op.window)
+        k, v = (inputs[x][pages].flatten(0, 1)[: op.keys] for x in ("K_pages", "K_pages" if op.shared else "V_pages"))
+        for g in range(op.groups):
+            for some in _chunks(rows, op.keys):
+                logits = (q[b, g, some].double() @ k[:, g].double().t()).mul_(scale)
+                weights = torch.softmax(logits.masked_fill_(hidden[some], float("-inf")), 1).nan_to_num_(0.0)
+                out[b, g, some] = weights @ v[:, g].double()
+    return out
 
 
 def _made(op: MadeLinear, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

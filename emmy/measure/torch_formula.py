@@ -95,6 +95,8 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
     "neg": lambda a: -a,
     "le": lambda a, b: (a <= b).to(a.dtype),
     "lt": lambda a, b: (a < b).to(a.dtype),

@@ -32,7 +32,7 @@ from emmy.ir.moves import Move
 from emmy.ir.moves.raster import Raster
 from emmy.ir.moves.roles import Persist
 from emmy.ir.moves.streamk import StreamK
-from emmy.ir.ops import Attention, Formula, FormulaOp, Op, Products
+from emmy.ir.ops import Attention, Formula, FormulaOp, Op, PagedAttention, Products
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
 from emmy.ir.program import Dim, Sym, upper
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
@@ -126,7 +126,7 @@ def reduced(op: Op, schedule: str, target: Target) -> tuple[Op, str] | None:
     """
     whole = (op, schedule) if op.work().flops <= _MOST_FLOPS else None
     least = _WHOLE_ROWS_FLOPS if isinstance(op, FormulaOp) else _WHOLE_FLOPS
-    if not isinstance(op, Products | Attention | FormulaOp) or op.work().flops <= least:
+    if not isinstance(op, Products | Attention | PagedAttention | FormulaOp) or op.work().flops <= least:
         return whole
     few = _fewer_tiles(schedule, replay(op.program(), schedule, target))
     plan = replay(op.program(), few, target)
@@ -139,12 +139,24 @@ def reduced(op: Op, schedule: str, target: Target) -> tuple[Op, str] | None:
             return False
         return _form(its) == form and complete(its) is None
 
-    for small in _fewer_heads(op, plan) if isinstance(op, Attention) else _smaller(op, plan, is_alike):
+    for small in _fewer(op, plan, is_alike):
         if small.work().flops > _MOST_FLOPS:
             break
         if is_alike(small):
             return small, few
     return whole
+
+
+def _fewer(
+    op: Products | Attention | PagedAttention | FormulaOp, plan: Plan, is_alike: Callable[[Op], bool]
+) -> Iterator[Op]:
+    match op:
+        case Attention():
+            return _fewer_heads(op, plan)
+        case PagedAttention():
+            return _fewer_sequences(op, plan)
+        case _:
+            return _smaller(op, plan, is_alike)
 
 
 def _fewer_tiles(schedule: str, plan: Plan) -> str:
@@ -205,6 +217,19 @@ def _fewer_heads(op: Attention, plan: Plan) -> Iterator[Attention]:
         if (keys < queries) == (size["t"] < size.get("s", 1)) and (queries == keys or not isinstance(op.queries, Sym)):
             shared = groups if op.kv_heads else 0
             yield replace(op, heads=groups * (op.heads // op.groups), kv_heads=shared, **few)  # type: ignore[arg-type]
+
+
+def _fewer_sequences(op: PagedAttention, plan: Plan) -> Iterator[PagedAttention]:
+    """The op with fewer sequences, heads, queries and keys, smallest first, and a pool for them."""
+    program, share = op.program(), op.heads // op.groups
+    tries = product(*(_lengths(plan, a, upper(program.dim(a))) for a in "bgqt"))
+    for sequences, groups, rows, keys in sorted(tries, key=prod):
+        batch: Dim = (
+            Sym(op.batch.name, min(op.batch.lo, sequences), sequences) if isinstance(op.batch, Sym) else sequences
+        )
+        if rows % share == 0:
+            few = replace(op, batch=batch, heads=groups * share, kv_heads=groups, queries=rows // share)
+            yield replace(few, keys=keys, pool=0)
 
 
 def _lengths(plan: Plan, axis: str, size: int) -> list[int]:

@@ -62,6 +62,14 @@ CASES = {
         by_warps(GROUPS, 32, 32, "tma", 3),
         {},
     ),
+    "f32, by single lanes": (
+        "attention:2x70x90x32:f32:causal,window40",
+        "rtx4090",
+        by_warps(HEADS, 32, 32, "cp_async", 2)
+        .replace("mma,16,8,16,1,o", "simt,16,32,4,1,o")
+        .replace("mma,16,8,16", "simt,16,16,4"),
+        {},
+    ),
     "open sizes": (
         "attention:2xm(1..90)xm(1..90)x16:f16:causal",
         "rtx5090",
@@ -108,6 +116,16 @@ CASES = {
         "attention:2x40x40x32:f16:causal,k_is_v",
         "rtx4090",
         by_warps(HEADS, 32, 16, "cp_async", 2).replace("k0/stage(V,cp_async,2) ", ""),
+        {},
+    ),
+    "K is V, columns shared out": (
+        "attention:2x70x70x128:f16:causal,k_is_v,kv1",
+        "h200",
+        by_groups(GROUPS, 32, 2, 64)
+        .replace("split(s,grid,128)", "split(s,grid,64)")
+        .replace("split(s,warpgroup,64)", "split(s,warpgroup,64) k0/split(e,warpgroup,64)")
+        .replace("k0/stage(V,tma,2) ", "")
+        + " k0.S/pipeline()",
         {},
     ),
 }
@@ -157,6 +175,19 @@ def test_masks_are_applied_only_where_they_hide_something() -> None:
     assert text.count("? S_sums[") == 1
 
 
+def test_keys_that_are_values_are_fetched_once_and_read_along_both_axes() -> None:
+    text = unit(*(CASES["K is V, columns shared out"][i] for i in (0, 2, 1))).text
+    assert text.count("K_map") == 4  # a parameter, made ready, and both panels of a fill
+    assert "emmy_desc_k_sw128" in text
+    assert "emmy_desc_mn_sw128" in text
+
+
+def test_a_block_of_keys_that_are_values_has_all_their_columns() -> None:
+    program, loops = parse_op("attention:2x64x64x128:f16:k_is_v").program(), "k0/online(O) k0/split(d,serial,64)"
+    with pytest.raises(PlanError, match="K is read along e too: a block needs all 128 of d, has 64"):
+        replay(program, f"{loops} k0/stage(K,cp_async,2)", load_target("rtx4090"))
+
+
 def test_what_no_lift_can_take_is_refused() -> None:
     h200, program = load_target("h200"), parse_op("attention:1x512x512x256:f16").program()
     loops = "k0/online(O) k0/split(h,grid,1) k0/split(s,grid,128) k0/split(t,serial,64) k0/split(s,warpgroup,64)"
@@ -170,11 +201,19 @@ def test_what_no_lift_can_take_is_refused() -> None:
         replay(program, f"{loops} {rings} k0/specialize(2,0,0) k0.O/atom(wgmma,64,256,16,1,o)", h200)
 
 
+def test_lanes_that_make_weights_fold_them() -> None:
+    program = parse_op("attention:1x64x64x32:f32").program()
+    lanes = by_warps(HEADS, 32, 32, "cp_async", 1).replace("mma,16,8,16,1,o", "simt,16,32,4,1,o")
+    with pytest.raises(PlanError, match="simt of 8 rows makes what simt m:16 n:32 k:4 folds"):
+        replay(program, lanes.replace("mma,16,8,16", "simt,8,16,4"), load_target("rtx4090"))
+
+
 SPACES = (
     ("attention:4x64x64x64:f16:causal,kv2", "h200"),
     ("attention:2x33x90x32:bf16:causal,window20", "rtx4090"),
     ("attention:4x1x200x32:f16:kv1", "rtx5090"),
     ("attention:1xm(1..150)xm(1..150)x48:f16", "a100"),
+    ("attention:4x70x90x24:f32:causal,kv2", "h200"),
 )
 
 

@@ -141,6 +141,14 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/stage(K,tma,2) k0/stage(Q,tma,1) k0/stage(V,tma,2) k0.O/atom(mma,16,8,16,1,o) k0.S/atom(mma,16,8,16) "
         "k1/split(g,grid,1) k1/split(r,grid,2) k1/split(e,grid,64)",
     ),
+    **{
+        name: (
+            "paged_attention:2x2x1x96x32:f16:causal,kv1,page16,scale1.0",
+            f"k0/online(O) k0/split(b,grid,1) k0/split(g,grid,1) k0/split(q,grid,16) k0/split(t,serial,32) k0/split(q,warp,16) "
+            f"k0/stage(K,{how},2) k0/stage(Q,{how},1) k0/stage(V,{how},2) k0.O/atom(mma,16,8,16,1,o) k0.S/atom(mma,16,8,16)",
+        )
+        for name, how in (("pages", "tma"), ("pages by threads", "cp_async"))
+    },
     "rows on the way": (
         "norm_linear:5x32x136:f16:nk",
         "k0/fuse(Xn,Y) k0/commute(Y) k0/operand(Y_acc,g,X) k0/split(m,grid,8) k0/split(n,grid,16) k0/split(k,warp,64) "

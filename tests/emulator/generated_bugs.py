@@ -932,4 +932,28 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             "wrong",
         ),
     ),
+    *_bugs(
+        "pages",
+        ("the table of another sequence is read", r"table \+ block \* 6", "table", "wrong"),
+        ("both boxes of a fill come from one page", r"min\(t \+ 48, t_last\)", "min(t + 32, t_last)", "wrong"),
+        ("a box comes to the place of the one before", r"(slot \* 2048) \+ 1024, &K", r"\1, &K", "wrong race copy"),
+        ("keys behind a sequence count", r"if \(t \+ 31 < lengths_here == 0\)", "if (false)", "wrong"),
+        ("the loop ends with another sequence", r"lengths \+ block\)", "lengths + 1 - block)", "wrong"),
+    ),
+    *_bugs(
+        "pages by threads",
+        ("one page is looked up for all of a fill", r"min\(t \+ 48", "min(t + 32", "wrong"),
+        (
+            "pages behind the table are looked up",
+            r"min\((t \+ 48), t_last\)",
+            r"(\1 + 96)",
+            "bounds wrong",
+        ),
+        (
+            "rows of a page begin with the thread's next",
+            r"(_page[23]) \+ \(copy_row",
+            r"\1 + (copy_row + 1",
+            "wrong bounds",
+        ),
+    ),
 )

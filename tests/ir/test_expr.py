@@ -70,7 +70,7 @@ def test_text_is_printed_with_just_the_brackets_it_needs(text: str):
 GARBAGE = [
     "", " ", "a +", "a b", "(", ")", "a[", "a[m:n]", "a[b()]", "f(a)", "exp()", "exp(a, b)", "exp(x=a)", "a.b", "a == b",
     "a <= b <= c",
-    "a ** b", "a // b", "a @ b", "not a", "+a", "True", "None", "'a'", "b'a'", "1j", "lambda: a", "[a]", "a if b else c", "a; b", "a = b",
+    "a ** b", "a ^ b", "a @ b", "not a", "+a", "True", "None", "'a'", "b'a'", "1j", "lambda: a", "[a]", "a if b else c", "a; b", "a = b",
     "1e999", "-1e999", "9" * 400, "9" * 5000, "a\x00b", "²", "a²", "1_", "0x", "(" * 300 + "a" + ")" * 300, "-" * 20000 + "a",
     "a" + "+a" * 5000, "__import__('os')", "a\n+ b", "# a", "\\", "\ud800",
 ]  # fmt: skip

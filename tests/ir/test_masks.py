@@ -8,7 +8,7 @@ import pytest
 from emmy.codegen.execute import execute
 from emmy.ir.dtype import decode
 from emmy.ir.expr import parse
-from emmy.ir.masks import Bound, bounds, compared, layers
+from emmy.ir.masks import Bound, Place, bounds, compared, layers
 from emmy.ir.ops import parse_op
 from emmy.ir.plan import Plan
 from emmy.ir.program import MAX, SUM
@@ -24,21 +24,23 @@ def plan(text: str, schedule: str = LOOPS) -> Plan:
 
 
 def test_conditions_compare_positions() -> None:
-    assert compared(parse("t <= s + 5")) == ("t", "s", 5)
-    assert compared(parse("t + 2 < s")) == ("t", "s", -3)
-    assert compared(parse("3 < t")) == ("", "t", -4)
+    assert compared(parse("t <= s + 5")) == (Place("t"), Place("s"), 5)
+    assert compared(parse("t + 2 < s")) == (Place("t"), Place("s"), -3)
+    assert compared(parse("3 < t")) == (Place(), Place("t"), -4)
     assert compared(parse("t * 2 < s")) is None
 
 
 def test_masks_come_off_innermost_first() -> None:
-    inner, masks = layers(parse("where(s < t + 3, where(t <= s, S[s,t] * 2, -1e30), -1e30)"))
+    inner, masks = layers(
+        parse_op("attention:1x8x8x4:f16").program(), parse("where(s < t + 3, where(t <= s, S[s,t] * 2, -1e30), -1e30)")
+    )
     assert str(inner) == "S[s,t] * 2"
     assert [str(c) for c, _ in masks] == ["t <= s", "s < t + 3"]
 
 
 def test_a_causal_window_bounds_both_ends() -> None:
     p = plan("attention:1x32x40x4:f16:causal,window6")
-    assert bounds(p, p.launches[0]) == (Bound("t", "s", 8, True), Bound("t", "s", 3, False))
+    assert bounds(p, p.launches[0]) == (Bound("t", Place("s"), 8, True), Bound("t", Place("s"), 3, False))
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,19 @@ def matmul(text: str) -> Matmul:
     return op
 
 
+@pytest.mark.parametrize(
+    "op_text",
+    ["paged_attention:3x4x5x40x8:f32:causal,window7,kv1,page16,k_is_v", "paged_attention:2x2x6x6x8:f32:causal,page4"],
+)
+def test_torch_attends_to_pages_and_leaves_zeros_where_nothing_is_seen(op_text: str) -> None:
+    pytest.importorskip("torch")
+    found = stock(parse_op(op_text), 1)
+    assert found is not None
+    norm = run(op_text, found[1], "normal")
+    assert norm is not None
+    assert norm <= 1
+
+
 @pytest.mark.parametrize("op_text", F32)
 def test_numpy_computes_the_op(op_text: str) -> None:
     for kind in ("integer", "normal"):

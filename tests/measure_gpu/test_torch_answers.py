@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emmy.ir.dtype import encode
-from emmy.ir.ops import Products, parse_op
+from emmy.ir.ops import PagedAttention, Products, parse_op
 from emmy.measure import torch_answers
 from emmy.measure.answers import HostAnswers
 from emmy.measure.check import cases, operands
@@ -34,6 +34,8 @@ OPS = [
     "norm_linear:m(1..9)x8x64:f32:residual",
     "geglu_linear:9x24x64:bf16:nk,residual",
     "swiglu_linear:33x20x48:f32",
+    "paged_attention:3x4x5x12x8:f16:causal,window7,kv2,page4",
+    "paged_attention:m(1..3)x2x1x9x8:f32:kv1,page4,k_is_v",
 ]
 ROWS = [
     "rms_norm:m(1..9)x20:f16:residual",
@@ -89,7 +91,7 @@ def test_the_reference_is_the_ops_in_float64(text: str, monkeypatch: pytest.Monk
         name: torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
         for name, x in inputs.items()
     }
-    assert isinstance(op, Products)
+    assert isinstance(op, Products | PagedAttention)
     want, *_ = op.reference(inputs).values()
     np.testing.assert_allclose(torch_answers.reference(op, tensors).numpy(), want, rtol=1e-13, atol=1e-13)
 

@@ -104,6 +104,14 @@ HELPERS: tuple[Helper, ...] = (
         "return __uint_as_float((u32)x << 16);",
         None,
     ),
+    Helper(
+        "take_f32",
+        "void take_f32(float* to, const float* from, u32 lane)",
+        "Data Movement and Conversion Instructions: shfl.sync.idx: what a lane has",
+        "*to = emmy_shfl_idx_f32(*from, lane);",
+        None,
+        uses=("shfl_idx_f32",),
+    ),
     *(_shuffle(mode, dtype) for mode in ("xor", "idx") for dtype in ("f32", "u32")),
     Helper(
         "any",

@@ -39,6 +39,18 @@ def _load(nbytes: int, how: str) -> Helper:
     )
 
 
+def _index(nc: bool) -> Helper:
+    name, load = ("ldg_nc_index", "ldg_b32_nc_l1") if nc else ("ldg_index", "ldg_b32")
+    return Helper(
+        name,
+        f"int {name}(const int* p)",
+        f"{_LD}: a whole number that tells where something lies, which others ask for too",
+        f"u32 word;\nemmy_{load}(&word, p);\nreturn (int)word;",
+        None,
+        uses=(load,),
+    )
+
+
 def _load_if(nbytes: int) -> Helper:
     c, k, n, suffix = _types(nbytes)
     zero = "\n".join(f"mov.{'b16' if nbytes == 2 else 'b32'} %{i}, 0;" for i in range(n))
@@ -165,6 +177,7 @@ HELPERS: tuple[Helper, ...] = (
         None,
         uses=("lds_b32",),
     ),
+    *(_index(nc) for nc in (False, True)),
     *(_load(n, how) for n in (2, 4, 8, 16) for how in _LOADS),
     *(_load_if(n) for n in (2, 4, 8, 16)),
     *(_store(n) for n in (2, 4, 8, 16)),

@@ -164,10 +164,21 @@ class BindAtom(Move):
             reason = reason or _refuse_body(kind, x, plan, la) or _refuse_swapped(kind, x, target)
         stage = plan.program.stage(w.stage)
         joined = not target.is_cpu and (bool(self.inner) or feeds_lift(plan, la, stage))
+        reason = reason or self._refuse_rows(plan, la, stage, target)
         if reason is None and joined and kind.name not in LIFT_ATOMS:
             reason = f"{kind.name} leaves sums of {s.out} where no lift can take them; {', '.join(LIFT_ATOMS)} do not"
         reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
+
+    def _refuse_rows(self, plan: Plan, la: Launch, stage: Stage, target: Target) -> str | None:
+        """Why weights would not lie in the lanes that fold what they weigh: single lanes make both, of as many rows."""
+        over = None if target.is_cpu or self.inner or not feeds_lift(plan, la, stage) else lifted(plan, la)
+        found = next(iter(la.tile.work(over.out).atoms), None) if over else None
+        if found is None or "simt" not in (self.atom, found.name):
+            return None
+        if self.atom != found.name or (isinstance(self.m, int) and self.m != found.m):
+            return f"{self.atom} of {self.m} rows makes what {found} folds: they have the same rows in the same lanes"
+        return None
 
     def _refuse_agents(self, plan: Plan, target: Target, la: Launch, s: Stage, kind: AtomKind) -> str | None:
         """Why those who share the launch's work cannot execute the atom."""
@@ -349,19 +360,29 @@ def _refuse_body(kind: AtomKind, s: Stage, plan: Plan, la: Launch) -> str | None
     m, n, k = mnk_axes(s)
     if (
         not (isinstance(a, Read) and isinstance(b, Read))
-        or not {k} <= set(a.index) <= set(s.every) - {n}
-        or not {k, n} <= set(b.index) <= set(s.every) - {m}
+        or not {k} <= set(a.along) <= set(s.every) - {n}
+        or not {k, n} <= set(b.along) <= set(s.every) - {m}
     ):
         return f"{kind.name} multiplies A[m,k] and B[n,k] or B[k,n]; {s.out} is a sum of {s.body}"
-    known = (*plan.program.inputs, *(plan.program.value(x.out) for x in plan.program.stages if plan.arrives(la, x.out)))
+    views = (plan.program.value(x.out) for x in plan.program.views)
+    known = (
+        *plan.program.inputs,
+        *views,
+        *(plan.program.value(x.out) for x in plan.program.stages if plan.arrives(la, x.out)),
+    )
     stored = {v.name: v.dtype for v in known}
+    lost = next((x.value for x in (a, b) if plan.program.view(x.value) and not la.tile.channel(x.value)), None)
+    if lost and (kind.vector_axis or kind.direct):
+        return f"{kind.name} reads {lost} where it lies, which is {plan.program.view(lost).body}"  # type: ignore[union-attr]
+    if kind.vector_axis and (moved := next((x for x in (a, b) if x.computed), None)):
+        return f"{kind.name} reads a value along its own axes, here {moved}"
     for x in (a, b):
         dtype = stored.get(x.value)
         if dtype and dtype not in kind.dtypes:
             return f"{kind.name} multiplies {', '.join(kind.dtypes)}; {x.value} is {dtype}"
-    across = [x for x in (a, b) if x.index[-1] != k]
+    across = [x for x in (a, b) if x.along[-1] != k]
     if kind.vector_axis == "k" and across:
-        return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].index[-1]}"
+        return f"{kind.name} reads vectors along {k}, {across[0].value} is contiguous along {across[0].along[-1]}"
     return None
 
 
@@ -372,7 +393,7 @@ def _refuse_swapped(kind: AtomKind, s: Stage, target: Target) -> str | None:
     if target.is_cpu or kind.direct:
         return f"{kind.name} has the rows of {s.out} for its own; the first factor of {s.body} has its columns"
     a = factors(s.body)[0]
-    along = a.index[-1] if isinstance(a, Read) else s.folded[-1]
+    along = a.along[-1] if isinstance(a, Read) else s.folded[-1]
     if kind.unit == "warp" and kind.name != "simt" and along != s.folded[-1]:
         return f"{kind.name} reads its first operand along {s.folded[-1]}, {a} is contiguous along {along}"
     return None

@@ -13,7 +13,12 @@ from emmy.ir.plan import Launch, Plan
 from emmy.ir.program import Stage, upper
 from emmy.ir.target import Target
 
-ATOMS = ("mma", "hybrid", "wgmma")  # of the contractions: those whose sums lie in lanes as first operands do
+ATOMS = (
+    "mma",
+    "hybrid",
+    "wgmma",
+    "simt",
+)  # of the contractions: those whose sums lie in lanes as first operands do, or go round
 Choice = tuple[str, str, tuple[int, ...]]  # axis, level, steps
 _ROWS = (16, 32, 64, 128, 192, 256)
 _COLUMNS = 256  # of a block, at most
@@ -80,6 +85,10 @@ def _divisions(plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step
         most = _SHARED if rows * shared <= 128 else 160
         fits = tuple(x for x in groups if lift_registers("wgmma", x, n, step) <= most)
         out += [(s.axes[-2], "warpgroup", fits)] if fits and target.can("wgmma") and n % 16 == 0 else []
+    elif target.can("simt"):
+        warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * shared <= _WARPS[-1])
+        fits = tuple(sorted(x for x in warps if x <= 32 and lift_registers("simt", x, n, step) <= _MOST_REGISTERS))
+        out += [(s.axes[-2], "warp", fits)] if fits else []
     return tuple(out)
 
 
@@ -107,7 +116,7 @@ def _inputs(plan: Plan, s: Stage) -> tuple[str, ...]:
     for v in s.reads:
         for x in (v,) if p.is_input(v) else _below(plan, v):
             found[x] = None
-    return tuple(found)
+    return tuple(v for v in found if p.value(v).dtype != "i32")  # what tells where a mask ends is no operand
 
 
 def _below(plan: Plan, value: str) -> tuple[str, ...]:
@@ -125,7 +134,7 @@ def product_below(plan: Plan, s: Stage) -> Stage | None:
             below = p.stage(v)
             if below.reduces:
                 return below
-            v = below.reads[0] if below.reads else ""
+            v = next((x for x in below.reads if p.has_stage(x)), "")
     return None
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from emmy.ir.dtype import size_bytes
+from emmy.ir.expr import Read
 from emmy.ir.gpu import (
     BOX_ROWS,
+    PERIOD_ROWS,
     TRANSFER_BYTES,
     block_shape,
     by_groups,
@@ -27,7 +29,9 @@ from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_ahead, refuse
 from emmy.ir.moves.gpu_tiles import engine_brings, for_one, loops_are_due
 from emmy.ir.moves.lifted_tiles import lifted
 from emmy.ir.moves.row_loops import rows_only
+from emmy.ir.pages import paged
 from emmy.ir.plan import BLOCK_LEVELS, SIDE, Channel, Launch, Placement, Plan
+from emmy.ir.program import upper
 from emmy.ir.target import Target
 
 # transport -> (capability the target must have, space the slots live in, default layout)
@@ -165,6 +169,10 @@ class Stage(Move):
             return f"{self.value} is not an input that {self.launch} reads; it reads {', '.join(read)}"
         if self.value in p.gathered:
             return f"{self.value} is read at computed positions: a block of it is no block of {len(p.value(self.value).axes)} axes"
+        nest = la.tile.nest[: self._at(plan, la) + 1]
+        for axis, other in sorted(p.moved.get(self.value, ())):
+            if plan.extent(nest, axis) < upper(p.dim(axis)):
+                return f"{self.value} is read along {other} too: a block needs all {p.dim(axis)} of {axis}, has {plan.extent(nest, axis)}"
         if self.transport not in TRANSPORTS or not target.can(TRANSPORTS[self.transport][0]):
             known = [t for t, (c, _, _) in TRANSPORTS.items() if target.can(c)]
             return f"{target.name} has no transport {self.transport}; it has {', '.join(known)}"
@@ -197,8 +205,27 @@ class Stage(Move):
                 return f"ldg keeps one block of {self.value} in registers: depth {self.depth} against 2"
             reason = self._refuse_panels(plan, la) if self.layout == _PANELS else None
             reason = reason or self._refuse_transfer(plan, la) or self._refuse_block(plan, la, target)
+            reason = reason or self._refuse_view(plan, la)
             return reason or self._refuse_memory(plan, la, target)
-        return self._refuse_transfer(plan, la) or self._refuse_block(plan, la, target)
+        return self._refuse_transfer(plan, la) or self._refuse_block(plan, la, target) or self._refuse_view(plan, la)
+
+    def _refuse_view(self, plan: Plan, la: Launch) -> str | None:
+        """Why the transport cannot find the rows of a view."""
+        view = plan.program.view(self.value)
+        if view is None:
+            return None
+        assert isinstance(view.body, Read)
+        if view.body.along[-1] != view.axes[-1] or self.transport == "pack":
+            return f"{self.value} is {view.body}: threads or the copy engine bring rows along its last axis, {self.transport} does not"
+        if self.transport != "tma":
+            return None
+        page = paged(plan, la.tile, replace(self, depth=1)._channel(plan, la))
+        if page is None or page.rows % PERIOD_ROWS:
+            return f"{self.value} has {page.rows if page else 1} rows in a piece: tma brings multiples of {PERIOD_ROWS}"
+        if self.layout == _PANELS:
+            return f"{self.value} comes in boxes of {page.rows} rows: panels of a whole block are not made of them"
+        rank = len(plan.program.value(view.body.value).axes)
+        return f"{view.body.value} has {rank} axes, the copy engine knows {_RANK}" if rank > _RANK else None
 
     def _refuse_transfer(self, plan: Plan, la: Launch) -> str | None:
         """Why the transport cannot move the value's rows, as far as their length tells."""

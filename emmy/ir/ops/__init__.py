@@ -9,6 +9,7 @@ from emmy.ir.ops.made_linear import MadeLinear
 from emmy.ir.ops.matmul import Matmul, matmul
 from emmy.ir.ops.norm_linear import NormLinear
 from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, Work, parse_op
+from emmy.ir.ops.paged_attention import PagedAttention
 from emmy.ir.ops.positions import Embedding, Rope
 from emmy.ir.ops.rows import RmsNorm, RowOp
 
@@ -30,6 +31,7 @@ __all__ = [
     "Matmul",
     "NormLinear",
     "Op",
+    "PagedAttention",
     "Products",
     "RmsNorm",
     "Rope",

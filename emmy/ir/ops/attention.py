@@ -12,12 +12,12 @@ import numpy as np
 
 from emmy.errors import UsageError
 from emmy.ir.dtype import DTYPES, DType, decode, epsilon, size_bytes
-from emmy.ir.expr import Apply, Array, Const, Expr, Read, parse
+from emmy.ir.expr import Apply, Array, Axis, Const, Expr, Read, parse
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work, drawn
 from emmy.ir.ops.sizes import part_of
 from emmy.ir.program import MAX, SUM, Dim, Program, Reduce, Stage, Sym, Value, upper
 
-_MASKED, _NOTHING = -1e30, -3e38  # logits that add nothing: beside one that is not masked, beside any
+MASKED, NOTHING = -1e30, -3e38  # logits that add nothing: beside one that is not masked, beside any
 _MOST = 1 << 20
 _NUMBER = r"[0-9]{1,18}"
 _LENGTH = rf"{_NUMBER}|m\({_NUMBER}\.\.{_NUMBER}\)"
@@ -88,8 +88,7 @@ class Attention(Op):
         grouped = self.groups != self.heads or self._one
         heads = (("g", self.groups), ("r", self.heads // self.groups)) if grouped else (("h", self.heads),)
         rows = () if self._one else (("s", self.queries),)
-        own = () if self.shared else (("e", self.dim),)
-        return (*heads, *rows, ("t", self.keys), ("d", self.dim), *own)
+        return (*heads, *rows, ("t", self.keys), ("d", self.dim), ("e", self.dim))
 
     @property
     def _one(self) -> bool:
@@ -112,13 +111,13 @@ class Attention(Op):
 
     def program(self) -> Program:
         dims = self._sizes
-        e, keys = dims[-1][0], "K" if self.shared else "V"
         kv, q = dims[0][0], tuple(a for a, _ in dims if a in "ghr")
         row = q if self._one else (*q, "s")
-        logit, out = (*row, "t"), (*row, e)
+        logit, out = (*row, "t"), (*row, "e")
+        values = Read("K", (kv, "t", Axis("e"))) if self.shared else Read("V", (kv, "t", "e"))
         scores = Apply("mul", (Read("Q", (*row, "d")), Read("K", (kv, "t", "d"))))
         body: Expr = Apply("mul", (Read("S", logit), Const(self._scale)))
-        nothing = Const(_NOTHING if self._blind else _MASKED)
+        nothing = Const(NOTHING if self._blind else MASKED)
         if self.causal and not self._one:  # one query is at the last position
             seen = parse(f"t + {-self._later} <= s" if self._blind else _moved("t <= s", self._later))
             body = Apply("where", (seen, body, nothing))
@@ -131,19 +130,10 @@ class Attention(Op):
                 else f"{_moved('s', self._later - self.window)} < t"
             )
             body = Apply("where", (parse(here), body, nothing))
-        a, m, total = Read("A", logit), Read("M", row), Read("L", row)
-        weight = Read("P", logit)
-        if self._blind:
-            total = Apply("maximum", (total, Const(1e-30)))  # type: ignore[assignment]
-        top: Expr = Apply("maximum", (a, Const(_MASKED))) if self._blind else a
         stages = (
             Stage("S", logit, scores, (Reduce("d", SUM),)),
             Stage("A", logit, body),
-            Stage("M", row, top, (Reduce("t", MAX),)),
-            Stage("P", logit, Apply("exp", (Apply("sub", (a, m)),))),
-            Stage("L", row, weight, (Reduce("t", SUM),)),
-            Stage("N", out, Apply("mul", (weight, Read(keys, (kv, "t", e)))), (Reduce("t", SUM),)),
-            Stage("O", out, Apply("div", (Read("N", out), total)), (), self.dtype),
+            *softmax_stages(row, "t", out, values, self.dtype, blind=self._blind),
         )
         inputs: tuple[Value, ...] = (Value("Q", (*row, "d"), self.dtype), Value("K", (kv, "t", "d"), self.dtype))
         if not self.shared:
@@ -199,9 +189,31 @@ class Attention(Op):
         are: those of whole numbers reach 4 sqrt(dim) deviations. Sums in f16 are off as a matmul's are (see Matmul).
         Relative: one rounding of the output.
         """
-        logits = 8 * 2.0**-24 * sqrt(self.dim) * max(1.0, self._scale * sqrt(self.dim)) + 16 * 2.0**-22
-        sums = {"f32": 0.0, "hybrid": 2.0**-8, "f16": 2.0**-7}[accumulate]
-        return 5 * (epsilon(self.dtype) + logits) + sums, epsilon(self.dtype)
+        return softmax_error(self.dim, self._scale, self.dtype, accumulate)
+
+
+def softmax_stages(
+    row: tuple[str, ...], t: str, out: tuple[str, ...], values: Read, dtype: DType, *, blind: bool
+) -> tuple[Stage, ...]:
+    """O, the sum over t of softmax_t(A[row,t]) times values, with every stage spelled out. blind: rows may see nothing, and get zeros."""
+    logit = (*row, t)
+    a, weight = Read("A", logit), Read("P", logit)
+    top: Expr = Apply("maximum", (a, Const(MASKED))) if blind else a
+    total: Expr = Apply("maximum", (Read("L", row), Const(1e-30))) if blind else Read("L", row)
+    return (
+        Stage("M", row, top, (Reduce(t, MAX),)),
+        Stage("P", logit, Apply("exp", (Apply("sub", (a, Read("M", row))),))),
+        Stage("L", row, weight, (Reduce(t, SUM),)),
+        Stage("N", out, Apply("mul", (weight, values)), (Reduce(t, SUM),)),
+        Stage("O", out, Apply("div", (Read("N", out), total)), (), dtype),
+    )
+
+
+def softmax_error(dim: int, scale: float, dtype: DType, accumulate: Accumulate) -> tuple[float, float]:
+    """(absolute, relative) error that attention may have: see `Attention.tolerance`."""
+    logits = 8 * 2.0**-24 * sqrt(dim) * max(1.0, scale * sqrt(dim)) + 16 * 2.0**-22
+    sums = {"f32": 0.0, "hybrid": 2.0**-8, "f16": 2.0**-7}[accumulate]
+    return 5 * (epsilon(dtype) + logits) + sums, epsilon(dtype)
 
 
 def _moved(text: str, by: int) -> str:
