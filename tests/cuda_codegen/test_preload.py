@@ -127,7 +127,7 @@ REFUSED = {
         "128x192x128:f16:nk,residual",
         TILE.format(m=128, n=192, d=2).replace("warpgroup,64", "warpgroup,128") + " k0.C/atom(wgmma,64,192,16)",
         "preload(R,24)",
-        "24 vectors of R take 96 registers beside 208, a thread has 255",
+        "24 vectors of R take 112 registers with their addresses, beside 208: a thread has 255",
     ),
 }
 
