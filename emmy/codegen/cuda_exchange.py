@@ -146,24 +146,30 @@ class Exchange:
         self.chain.held[r] = Ref(name, Int(0))
         return word_regs(words, WIDEST), fetched(Ref(words, Int(0)), WIDEST, source, how), self._swap(words)
 
-    def ask_first(self, r: Read, most: int, *, exchanged: bool) -> tuple[Words, tuple[Stmt, ...]]:
-        """Registers that take turns for up to `most` vectors of a value, and the first vectors on their way to them.
+    def words(self, r: Read, most: int, *, exchanged: bool) -> tuple[Words, Regs]:
+        """Registers that take turns for up to `most` vectors of a value, for the first of all to begin with.
 
         exchanged: lanes exchange those before any of them is used
         """
         n_bytes = size_bytes(self.chain.w.plan.program.value(r.value).dtype) * (2 * self.pairs if self._wide(r) else 1)
         vectors, each = min(most, self._total(r)), max(1, n_bytes // 4)
         words = Words(self.chain.w.fresh(f"{r.value}_words"), vectors, each, n_bytes, exchanged and self._swapped(r))
-        asks = unrolled(
-            "ahead", vectors, (self._ask(r, self._clamped(self._vector), words, counter("ahead", vectors)),)
-        )
-        return words, (Regs(words.name, "b16" if n_bytes == 2 else "b32", each * vectors), *asks)
+        return words, Regs(words.name, "b16" if n_bytes == 2 else "b32", each * vectors)
 
-    def exchanged(self, words: Words) -> tuple[Stmt, ...]:
-        """The first vectors, exchanged."""
-        come = counter("come", words.vectors)
-        swaps = unrolled("come", words.vectors, (self._swap(words.name, words.of(come).at),))
-        return swaps if words.exchanged else ()
+    def ask_first(self, r: Read, words: Words, each: int = 0, turns: int = 1, turn: Whole = _FIRST) -> tuple[Stmt, ...]:
+        """The first vectors on their way to their registers: `each` of them in each of `turns`, 0 for all."""
+        each = each or words.vectors
+        number = plus(times(turn, Int(each)), counter("ahead", each))
+        exists = Int(1) if turns * each <= words.vectors else below(number, Int(words.vectors))
+        ask = self._ask(r, self._clamped(self._vector), words, number)
+        return unrolled("ahead", each, only(exists, (ask,)))
+
+    def exchanged(self, words: Words, each: int, turns: int = 1, turn: Whole = _FIRST) -> tuple[Stmt, ...]:
+        """The first vectors, exchanged: `each` of them in each of `turns`."""
+        number = plus(times(turn, Int(each)), counter("come", each))
+        exists = Int(1) if turns * each <= words.vectors else below(number, Int(words.vectors))
+        swap = only(exists, (self._swap(words.name, words.of(number).at),))
+        return unrolled("come", each, swap) if words.exchanged else ()
 
     def _wide(self, r: Read) -> bool:
         """Whether a value has columns, of which a lane takes vectors, not one number of a row."""
@@ -195,8 +201,8 @@ class Exchange:
 
     def _load_ahead(self, r: Read, there: Spread) -> None:
         """The same, asked for some vectors before their turn: registers for so many take turns."""
-        words, first = self.ask_first(r, _AHEAD, exchanged=False)
-        self.begin += first
+        words, registers = self.words(r, _AHEAD, exchanged=False)
+        self.begin += (registers, *self.ask_first(r, words))
         self._take(r, there, words)
 
     def _take(self, r: Read, there: Spread, words: Words) -> None:

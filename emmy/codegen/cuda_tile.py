@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from math import gcd, prod
 
 from emmy.codegen.cpu import buffers
@@ -21,6 +20,7 @@ from emmy.codegen.cuda_count import Count, count_of, each_tile
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_kept import keep
+from emmy.codegen.cuda_late import Between, in_parts
 from emmy.codegen.cuda_lift import Lifted
 from emmy.codegen.cuda_lifts import lifted
 from emmy.codegen.cuda_marked import lanes_of_a_row, take_parts
@@ -41,8 +41,6 @@ from emmy.codegen.kernel import (
     both,
     evaluated,
     least,
-    minus,
-    most,
     pieces,
     plus,
     same,
@@ -505,15 +503,13 @@ class _Expand:
         del self.rings.loops[at]
         # A deferred work is still under way where the loop comes round: written out, its sums would be moved between registers.
         unroll = ROLLED if any(isinstance(f, Wgmma) for f in self.sums.values()) else 1
+
+        def part(lo: Whole, hi: Whole) -> tuple[Stmt, ...]:
+            return (For(var.name, lo, hi, x.step, inner, unroll),) if lo != hi else ()
+
         if not late:
-            return (For(var.name, begin, end, x.step, inner, unroll),)
-        # Both stand between loops, the exchange before the last step: ptxas 13.0 would wait for the sums first, were that near.
-        ask, exchange = self._asked(late[0].body, later)
-        fills = pieces(minus(end, begin), x.step)
-        behind = (most(plus(fills, Int(-n)), Int(0)) for n in (late[0].fills, 1))
-        ends = begin, *(plus(begin, times(n, Int(x.step))) for n in behind), end
-        parts = [(For(var.name, lo, hi, x.step, inner, unroll),) if lo != hi else () for lo, hi in pairwise(ends)]
-        return *parts[0], *ask, *parts[1], *exchange, *parts[2]
+            return part(begin, end)
+        return in_parts(part, begin, end, x.step, [y for s in late for y in self._asked(s, later)])
 
     # ------------------------------------------------------------ elements
     def _elements(self, i: int, steps: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], set[int]]:
@@ -573,17 +569,14 @@ class _Expand:
         alone = replace(spread, exists=both(spread.exists, first))
         return (*taken, *chain.emit(alone, {stage.out: sums})), {i - 1, i, *used}
 
-    def _asked(self, asks: tuple[Step, ...], later: tuple[Step, ...]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-        """(first vectors on their way to registers, their exchange), whence what closes the sums behind takes them."""
-        owned = (_flat(s.body) for s in later if isinstance(s, Owning))  # where blocks share tiles
-        later = (*later, *(s for body in owned for s in body))
+    def _asked(self, late: Late, later: tuple[Step, ...]) -> tuple[Between, ...]:
+        """First vectors come to registers, whence what closes the sums behind takes them."""
         at, closing = next((i, s) for i, s in enumerate(later) if isinstance(s, Close))
         chain, _ = self._chain(at, later)
         spread, _ = self.sums[closing.stage].spread()
-        vectors = {x.value: x.vectors for x in self.w.launch.tile.preloads}
-        mine = {s.value: vectors[s.value] for s in asks if isinstance(s, Ask)}
-        self.asked, ask, exchange = chain.ask(mine, spread)
-        return ask, exchange
+        names = {s.value for s in late.body if isinstance(s, Ask)}
+        mine = {x.value: x for x in self.w.launch.tile.preloads if x.value in names}
+        return tuple(chain.ask(mine, late.fills, spread))
 
     def _lift_of(self, chain: Chain) -> tuple[Stage, str] | None:
         """(a stage whose monoid's lift reads a value that the chain makes, that value)."""

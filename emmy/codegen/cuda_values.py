@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from emmy.codegen.cpu_fold import parts_name
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_copy import only
 from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, Words, pairs_of
+from emmy.codegen.cuda_late import Between
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_store import Boxes, boxes
 from emmy.codegen.cuda_vector import fetched, function, leave, load, named, store, word_regs
@@ -40,6 +42,7 @@ from emmy.ir.dtype import DType, size_bytes
 from emmy.ir.expr import Apply, Axis, Const, Expr, Read, axes_of, outermost
 from emmy.ir.expr import walk as walk_expr
 from emmy.ir.gpu import transfer_bytes
+from emmy.ir.plan import Preloaded
 from emmy.ir.program import Stage
 
 if TYPE_CHECKING:
@@ -141,18 +144,22 @@ class Chain:
         begin = (s for x in leaving.values() for s in x.begin())
         return (*begin, *out, *(s for x in leaving.values() for s in x.send(spread.rows[0][0], spread.corner)))
 
-    def ask(self, vectors: Mapping[str, int], spread: Spread) -> tuple[Asked, tuple[Stmt, ...], tuple[Stmt, ...]]:
-        """(where the first so many vectors of values come, asking for them, exchanging them), before any sum is needed."""
-        asked, ask, swap = Asked(), list[Stmt](), list[Stmt]()
+    def ask(self, first: Mapping[str, Preloaded], begin: int, spread: Spread) -> Iterator[Between]:
+        """Asking for first vectors of values from `begin` steps before the end on, and exchanging them; notes where they come.
+
+        One turn of the rings lies between, and as many steps as are left have a part of the exchange each.
+        """
+        turn = max(c.depth for c in self.w.launch.tile.channels)
         if pairs_of(self, spread) == 1:
-            raise self.w.cannot(f"{', '.join(vectors)} come to no lane in vectors of 16 bytes: lanes cannot ask ahead")
+            raise self.w.cannot(f"{', '.join(first)} come to no lane in vectors of 16 bytes: lanes cannot ask ahead")
         for part in self._exchanges(spread, {}):
-            for r in dict.fromkeys(r for r in self.unheld() if r.value in vectors):
-                words, stmts = part.ask_first(r, vectors[r.value], exchanged=True)
-                asked[r, part.start] = words
-                ask += stmts
-                swap += part.exchanged(words)
-        return asked, tuple(ask), tuple(swap)
+            for r in dict.fromkeys(r for r in self.unheld() if r.value in first):
+                x = first[r.value]
+                words, registers = self.asked[r, part.start], _ = part.words(r, x.vectors, exchanged=True)
+                yield Between(begin, x.steps, partial(part.ask_first, r, words, x.each, x.steps), (registers,))
+                each = -(-words.vectors // max(1, begin - x.steps - turn)) if words.exchanged else words.vectors
+                turns = -(-words.vectors // each)
+                yield Between(turns, turns, partial(part.exchanged, words, each, turns))
 
     def _exchanges(self, spread: Spread, leaving: Mapping[str, Boxes]) -> Iterator[Exchange]:
         """A spread's pairs of atoms by whole vectors, and those that make none one by one."""

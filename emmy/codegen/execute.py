@@ -254,6 +254,7 @@ class _Agent(Works):
         for seq, tile in enumerate(self.cta.tiles):
             self.seq = seq
             self.env, self.values, self.accs, self.shares, self.beside = dict(tile), {}, {}, {}, {}
+            self.asks.clear()
             if deal is None or seq % deal[1] == deal[0]:
                 yield from self.steps(self.role.steps)
                 if self.groups:
@@ -382,12 +383,14 @@ class _Agent(Works):
                 ring = self.ring(self.channel(x))
                 if ring is not None and ring.j == min(fill, ring.fills - 1):
                     yield from self.steps(body)
-            case Late(x, n, body):
+            case Late(x, n, body, turns):
                 ring = self.ring(self.channel(x))
-                if ring is not None and ring.j == max(0, ring.fills - n):
-                    yield from self.steps(body)
+                for later in range(turns):
+                    if ring is not None and ring.j == max(0, ring.fills - n + later):
+                        yield from self.steps(body)
             case Prefetch(x) | Ask(x):
                 self.check_waited(f"asks for {x}", x)
+                self.asks[x] += isinstance(s, Ask)
             case Helping(body) | Owning(body):
                 if self.owns == isinstance(s, Owning):
                     yield from self.steps(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -40,6 +41,7 @@ class Works(ABC):
     )  # stage -> what pending works read: value -> fill
     before: dict[str, dict[str, Array]] = field(default_factory=dict)  # stage -> what agents found alike of its state
     waited: bool = False  # for the launches before
+    asks: Counter[str] = field(default_factory=Counter)  # value -> steps at which lanes asked for it, in this tile
     helper: int = -1  # the block whose sums are taken
     unmet: set[str] = field(default_factory=set)  # stages of which parts were stored since all agents met
     counted: dict[Place, bool] = field(default_factory=dict)  # which part -> whether it was the last to be counted
@@ -62,6 +64,9 @@ class Works(ABC):
         if any(w.stage == name for w in self.cta.outline.launch.tile.works):
             raise PlanError(f"{self.role.role.name} reads {name} before it is computed")
         self.check_waited(f"reads {name}", name)
+        due = next((x.steps for x in self.cta.outline.launch.tile.preloads if x.value == name), self.asks[name])
+        if self.asks[name] != due:
+            raise Race(f"{self.role.role.name} reads {name}, asked for at {self.asks[name]} of {due} steps")
         return self.cta.memory[name]
 
     def check_waited(self, doing: str, value: str | None = None) -> None:

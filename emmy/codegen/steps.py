@@ -344,11 +344,15 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The body, in the channel's loop before the last `fills` that it has, or at its start, if it has fewer: once a loop."""
+    """The body, in the channel's loop before the last `fills` that it has, or at its start, if it has fewer.
+
+    turns: how often, one fill apart
+    """
 
     value: str
     fills: int
     body: tuple[Step, ...]
+    turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,8 +549,9 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out += _show(body, pad + "  ")
             case Prefetch(x):
                 out.append(f"{pad}prefetch {x}")
-            case Late(x, n, body):
-                out += [f"{pad}before the last {n} fills of {x}:", *_show(body, pad + "  ")]
+            case Late(x, n, body, turns):
+                last = f"{n}..{n - turns + 1}" if turns > 1 else f"{n}"
+                out += [f"{pad}before the last {last} fills of {x}:", *_show(body, pad + "  ")]
             case Ask(x):
                 out.append(f"{pad}ask for first vectors of {x}")
             case Helping(body):

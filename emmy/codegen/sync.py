@@ -48,7 +48,8 @@ Rules, each from the facts of a channel:
   nothing that is read; of tiles that blocks share, who finishes them asks. An early launch may ask for what is not constant
   only after its wait: the cache would hold what the launch before has not written yet on its way to memory.
 - what lanes ask for before the sums are done (`Preloaded`): one turn of the rings before their loop ends, when those who fill them
-  have asked for all operands. Nobody else waits; an early launch waits for those before it first, unless the value is constant.
+  have asked for all operands, or sooner, some at each step. Nobody else waits; an early launch waits for those before it first,
+  unless the value is constant.
 Positions are running counters of fills, never closed forms, so trip counts may vary (ragged edges, symbols, causal skips).
 """
 
@@ -334,7 +335,11 @@ def preloaded(launch: Launch, channels: tuple[Channel, ...]) -> tuple[Step, ...]
     t = launch.tile
     if not t.preloads or not channels or channels[0].at != t.ring_loop:
         return ()
-    return (Late(channels[0].value, max(c.depth for c in channels), tuple(Ask(x.value) for x in t.preloads)),)
+    together: dict[tuple[int, int], tuple[Step, ...]] = {}
+    for x in t.preloads:
+        when = x.sooner or max(c.depth for c in channels), x.steps
+        together[when] = (*together.get(when, ()), Ask(x.value))
+    return tuple(Late(channels[0].value, n, asks, turns) for (n, turns), asks in together.items())
 
 
 def exchanged(stages: tuple[str, ...]) -> tuple[Step, ...]:

@@ -117,10 +117,25 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Preloaded:
-    """Each lane asks for its first `vectors` of `value`, 16 bytes each, to registers while the last sums are still made."""
+    """Each lane asks for its first `vectors` of `value`, 16 bytes each, to registers while the last sums are still made.
+
+    sooner: steps before the end of the rings' loop at which it begins to ask, 0 for one turn of the rings
+    each:   vectors that it asks for at a step, 0 for all at once
+    """
 
     value: str
     vectors: int
+    sooner: int = 0
+    each: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps at which it asks."""
+        return -(-self.vectors // self.each) if self.each else 1
+
+    def __str__(self) -> str:
+        when = f" from {self.sooner} steps before the end" if self.sooner else ""
+        return f"{self.vectors} of {self.value}{when}" + (f", {self.each} a step" if self.each else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +537,6 @@ def _show_work(plan: Plan, t: Tile, w: Work, pad: str) -> list[str]:
         return [*out, f"{pad}{s.out}[{','.join(s.axes)}] = finish(combine {s.monoid.name} over parts)"]
     place = t.placement(s.out)
     notes = [f"by way of {place.space}, {place.layout}"] if place else []
-    if sooner := [f"{x.vectors} of {x.value}" for x in t.preloads if x.value in s.reads and not s.reduces]:
+    if sooner := [str(x) for x in t.preloads if x.value in s.reads and not s.reduces]:
         notes.append(f"vectors under way sooner: {', '.join(sooner)}")
     return [*out, f"{pad}{s}" + (f"  # {'; '.join(notes)}" if notes else "")]

@@ -334,6 +334,12 @@ PLANS |= {  # parts of rows that the last block combines
         "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
         "k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,32,16) k0/preload(R,1) k0/preload(bias,1) k0/pdl()",
     ),
+    "lanes ask at several steps": (
+        parse_op("matmul:130x64x104:f16:nk,bias,residual").program(),
+        "h200",
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,64,16) k0/preload(R,4,6,1) k0/preload(bias,2,4)",
+    ),
     "early, a producer asks": (
         ASKED,
         "h200",
@@ -684,6 +690,9 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "lanes ask before the launches before have ended": lambda: (
         d for d in each_step(LetNext, lambda s: [s, Ask("R")]) if "lanes" in d.plan
     ),
+    "lanes do not ask": lambda: each_step(Late, lambda s: []),
+    "lanes ask at a step too few": lambda: each_step(Late, lambda s: [replace(s, turns=s.turns - 1)]),  # type: ignore[union-attr,call-arg]
+    "lanes ask at a step too many": lambda: each_step(Late, lambda s: [replace(s, turns=s.turns + 1)]),  # type: ignore[union-attr,call-arg]
     "a copy dropped": lambda: each_step(Copy, lambda s: []),
     "a copy one fill too far ahead": lambda: each_step(Copy, lambda s: [replace(s, ahead=s.ahead + 1)]),  # type: ignore[call-arg]
 }  # fmt: skip

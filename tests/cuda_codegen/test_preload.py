@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -17,16 +17,12 @@ from tests.cuda_codegen.emulated import Run, unit
 
 H200 = load_target("h200")
 TILE = "k0/split(m,grid,{m}) k0/split(n,grid,{n}) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,{d}) k0/stage(B,tma,{d})"
-PRODUCER = (
-    f"{TILE.format(m=128, n=64, d=2)} k0/specialize(2,40,232) {{order}} k0.C/atom(wgmma,64,64,16) k0/preload(R,4)"
-)
 ALONE = TILE.format(m=64, n=64, d=2).replace(" k0/split(m,warpgroup,64)", "")
 RUNS = {
     "tiles walked, columns that make no vector": Run(
         "matmul:200x80x256:f16:nk,bias,residual", "h200",
         f"{TILE.format(m=128, n=80, d=2)} k0/specialize(2,40,232) k0/persist(2) k0.C/atom(wgmma,64,80,16) k0/preload(R,3)",
     ),
-    "steps shared": Run("matmul:200x72x256:f16:nk,residual", "h200", PRODUCER.format(order="k0/streamk(5)")),
     "tiles in turn": Run(
         "matmul:150x72x192:f16:nk,residual", "h200",
         f"{ALONE} k0/specialize(2,40,232) k0/persist(2) k0/pingpong() k0.C/atom(wgmma,64,64,16) k0/preload(R,4)",
@@ -39,6 +35,19 @@ RUNS = {
         "matmul:100x128x128:f16:nk,residual,sum_squares", "h200",
         f"k0/splitk(S,2) k0/finish(S) {TILE.format(m=64, n=64, d=2).replace('k0/split(n,grid,64) ', '')} k0/specialize(1,0,0) "
         "k0/persist(3) k0.C/atom(wgmma,64,64,16) k0/store(Y,tma) k0/prefetch(R,1) k0/preload(R,4)",
+    ),
+    "a vector a step, those that make none too, a bias meanwhile": Run(
+        "matmul:100x80x512:f16:nk,bias,residual", "h200",
+        f"{TILE.format(m=64, n=80, d=2)} k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,80,16) k0/preload(R,4,7,1) "
+        "k0/preload(bias,2,5)",
+    ),
+    "two vectors a step, of three": Run(
+        "matmul:200x72x384:f16:nk,residual", "h200",
+        f"{TILE.format(m=128, n=64, d=2)} k0/specialize(2,40,232) k0/persist(3) k0.C/atom(wgmma,64,64,16) k0/preload(R,3,4,2)",
+    ),
+    "two at steps that overlap": Run(
+        "matmul:100x64x360:f16:nk,bias,residual", "h200",
+        f"{TILE.format(m=64, n=64, d=2)} k0.C/atom(wgmma,64,64,16) k0/preload(R,4,6,1) k0/preload(bias,2,4,1) k0/pdl()",
     ),
     "early, an open size": Run(
         "matmul:m(1..100)x64x200:f16:nk,residual", "h200",
@@ -95,11 +104,30 @@ REFUSED = {
     "short rows": ("64x70x128:f16:nk,residual", WGMMA, "preload(R,1)", "rows of Y, R allow 4 bytes at a time"),
     "too many": ("64x64x128:f16:nk,residual", WGMMA, "preload(R,5)", "a lane has 4 vectors of R: 5 is none of 1..4"),
     "a part of a bias": ("64x64x128:f16:nk,bias", WGMMA, "preload(bias,1)", "2 vectors of bias: 1 is none of 2..2"),
+    "shared tiles": (
+        "200x72x256:f16:nk,residual",
+        f"{TILE.format(m=128, n=64, d=2)} k0/specialize(2,40,232) k0/streamk(5) k0.C/atom(wgmma,64,64,16)",
+        "preload(R,4)",
+        "5 blocks share tiles of k0: only the sums' end tells",
+    ),
+    "too soon": (
+        "64x64x128:f16:nk,residual",
+        WGMMA,
+        "preload(R,4,3)",
+        "asked for 3 steps before the end of 2: none of 2..2",
+    ),
+    "too few steps": (
+        "64x64x512:f16:nk,residual",
+        WGMMA,
+        "preload(R,4,4,1)",
+        "4 vectors of R, 1 a step, take 4 steps: from 4 before the end, 3 are left",
+    ),
+    "at once": ("64x64x512:f16:nk,residual", WGMMA, "preload(R,4,6,4)", "4 vectors of R are no more than 4 a step"),
     "registers": (
         "128x192x128:f16:nk,residual",
         TILE.format(m=128, n=192, d=2).replace("warpgroup,64", "warpgroup,128") + " k0.C/atom(wgmma,64,192,16)",
         "preload(R,24)",
-        "24 vectors of R take 96 registers beside 208, a thread has 255",
+        "24 vectors of R take 112 registers with their addresses, beside 208: a thread has 255",
     ),
 }
 
@@ -125,9 +153,26 @@ def test_a_tile_of_128_by_256_holds_all_its_vectors_without_spills_while_it_mult
     assert facts.mix["LDG"] == 16 and facts.mix["HGMMA"] == 3 * 4
 
 
+def test_asked_for_sooner_they_come_one_a_step_and_are_exchanged_some_at_each_of_the_last():
+    run = RUNS["a vector a step, those that make none too, a bias meanwhile"]
+    lines = [x.strip() for x in unit(run.op, run.schedule, run.gpu).text.rsplit("#endif")[-1].splitlines()]
+    begins = (
+        "emmy_ldg_b128_nc(R_words",
+        "emmy_ldg_b128_nc(bias_words",
+        "emmy_transpose_quad(R_words",
+        "emmy_wgmma_wait<0>",
+    )
+    at = [next(i for i, x in enumerate(lines) if begin in x) for begin in begins]
+    steps = [i for i, x in enumerate(lines) if x.startswith("for (int k1")]
+    assert at == sorted(at) and all(any(a < i < b for i in steps) for a, b in pairwise(at))
+    cubin = compile_cubin(unit(run.op, run.schedule, run.gpu).text, H200.arch)
+    (facts,) = read_cubin(cubin.data)
+    assert cubin.spill_bytes == 0 and not cubin.warnings and facts.mix["HGMMA"] > 4 * 5
+
+
 @pytest.mark.slow
 def test_a_search_finds_it():
     space, rng = ScheduleSpace(parse_op("matmul:2048x4096x3840:f16:nk,residual"), H200), random.Random(0)
     sampled = (space.sample(rng).key for _ in range(400))
     found = list(islice((key for key in sampled if "/preload(R," in key), 3))
-    assert len(found) == 3 and all("come" in unit(str(space.op), key, "h200").text for key in found)
+    assert len(found) == 3 and all("u32 R_words" in unit(str(space.op), key, "h200").text for key in found)

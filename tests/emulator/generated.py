@@ -98,6 +98,11 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
         "k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,64,16) k0/preload(R,3) k0/preload(bias,2) k0/pdl()",
     ),
+    "asked at steps": (
+        "matmul:100x64x600:f16:nk,residual",
+        "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
+        "k0/specialize(1,0,0) k0/persist(1) k0.C/atom(wgmma,64,64,16) k0/preload(R,4,8,1)",
+    ),
     "rows": ("softmax:5x70:f16", "k0/split(m,grid,2) k0/split(n,warp,40) k0/pdl()"),
     "tma store": (
         "matmul:16x64x64:f16:nk",

@@ -722,6 +722,32 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ),
     ),
     *_bugs(
+        "asked at steps",
+        ("a step too few asks", r"late < 4", "late < 3", "wrong race deadlock"),
+        (
+            "each step asks for the vector of the one before",
+            r"(late % 4 \* 4, R.*)late % 2 \* 8",
+            r"\1(late + 1) % 2 * 8",
+            "wrong",
+        ),
+        ("a step asks where another did", r"late % 4 \* 4, R", "late / 2 % 4 * 4, R", "wrong race"),
+        ("a step is made while none asks", r"k1 = 384; k1 < 512", "k1 = 320; k1 < 512", "wrong deadlock race"),
+        ("a step too few exchanges", r"late < 2", "late < 1", "wrong deadlock race"),
+        ("steps exchange the same vectors", r"\(late \* 2 \+ come\)", "(come)", "wrong"),
+        (
+            "vectors are exchanged before the last are asked for",
+            r"(R_words \+ )\(late \* 2 \+ come\) % 4 \* 4",
+            r"\1(late * 2 + come) % 3 * 4",
+            "wrong",
+        ),
+        (
+            "the written-out steps give no slot back",
+            r"(k1 < late \* 64 \+ 192(?:.*\n)+?) +if \(0 < k1\) if.*\n",
+            r"\1",
+            "deadlock",
+        ),
+    ),
+    *_bugs(
         "rows",
         ("states are read before they are there", r"^  emmy_syncthreads\(\);\n", "", "race copy"),
         ("states are met by warps only", "emmy_syncthreads", "emmy_syncwarp", "race copy"),

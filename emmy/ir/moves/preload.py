@@ -14,9 +14,10 @@ from emmy.ir.gpu import (
     sharing_blocks,
     thread_registers,
     transfer_bytes,
+    trips,
 )
 from emmy.ir.moves.atom import mnk_axes
-from emmy.ir.moves.base import OPEN, Knob, Move, Site, put, refuse_path, register
+from emmy.ir.moves.base import OPEN, Knob, Move, Open, Site, put, refuse_path, register
 from emmy.ir.moves.prefetch import finishing
 from emmy.ir.plan import Atom, Launch, Plan, Preloaded, Work
 from emmy.ir.program import swapped
@@ -27,6 +28,8 @@ _LANES, _ROWS = (
     2,
 )  # lanes that have a row's columns of four atoms between them; rows that a lane has of an instruction
 _TRIED = (4, 8, 16, 32)  # vectors of a lane; all of them is tried, too
+_TAKING = 16  # registers for their addresses and what is made of them: without them 5 of 27 sampled schedules spilled
+_EACH = (1, 4)  # vectors that a lane asks for at a step
 
 
 @register
@@ -39,12 +42,17 @@ class Preload(Move):
              Y = C + R  # R from memory                 wait for C
                                                         Y = C + R  # the rest of R from memory, 16 vectors ahead
 
-    What memory takes to answer passes under the last multiplications, which no register of a lane stands still for. Refuses
-    sums that are done when their loop ends (of `mma`), or that change hands before they are finished, and more registers than there are.
+    What memory takes to answer passes under the last multiplications, which no register of a lane stands still for.
+    `preload(R,16,30)` asks 30 steps before the end of the loop instead of one turn of its rings before it, `preload(R,16,30,1)` for one
+    vector at each of 16 steps from there on, so that what all blocks ask for comes beside their operands and not in one burst. Refuses
+    sums that are done when their loop ends (of `mma`), or that change hands before they are finished, more registers than there are,
+    tiles that blocks share, and steps that the loop has not, or that leave none to exchange the vectors before.
     """
 
     value: str
     vectors: Knob
+    sooner: Knob = 0
+    each: Knob = 0
     name: ClassVar[str] = "preload"
     phase: ClassVar[int] = 62
     commutes: ClassVar[bool] = True
@@ -57,7 +65,13 @@ class Preload(Move):
                 tried = sorted({n for n in _TRIED if n < most} | {most})
                 legal = tuple(n for n in tried if cls(la.name, None, v, n).refuse(plan, target) is None)
                 if legal:
-                    yield Site(cls(la.name, None, v, OPEN), (("vectors", legal),))
+                    sooner = _steps_tried(plan, la)
+                    yield Site(cls(la.name, None, v, OPEN, OPEN), (("vectors", legal), ("sooner", (0, *sooner))))
+                for each in _EACH:
+                    several = tuple(n for n in legal if n > each)
+                    begin = tuple(n for n in sooner if n > -(-legal[-1] // each)) if several else ()
+                    if begin:
+                        yield Site(cls(la.name, None, v, OPEN, OPEN, each), (("vectors", several), ("sooner", begin)))
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
@@ -75,7 +89,14 @@ class Preload(Move):
             atoms = [a.name for w in la.tile.works for a in w.atoms]
             found = f"{', '.join(atoms) or 'no atom'} and {len(la.tile.channels)} rings"
             return f"{self.launch} has {found}: no sums are under way behind their loop"
-        return self._refuse_vectors(plan, la, late[0]) or self._refuse_registers(plan, la, target, *late)
+        if la.tile.order.kind == "streamk":  # ptxas 13.0 would wait for each step's sums (C7514)
+            workers = la.tile.order.workers
+            return f"{workers} blocks share tiles of {self.launch}: only the sums' end tells a lane whether it needs {self.value}"
+        return (
+            self._refuse_vectors(plan, la, late[0])
+            or self._refuse_steps(plan, la)
+            or self._refuse_registers(plan, la, target, *late)
+        )
 
     def _refuse_vectors(self, plan: Plan, la: Launch, work: Work) -> str | None:
         """Why lanes do not hold sums where they would hold vectors of the value."""
@@ -98,19 +119,39 @@ class Preload(Move):
             return f"a lane has {total} vectors of {self.value}: {self.vectors} is none of {least}..{total}"
         return None
 
+    def _refuse_steps(self, plan: Plan, la: Launch) -> str | None:
+        """Why the loop has no such steps."""
+        if isinstance(self.vectors, Open) or isinstance(self.sooner, Open) or isinstance(self.each, Open):
+            return None
+        assert la.tile.ring_loop is not None
+        of = trips(plan, la.tile.nest, la.tile.ring_loop)
+        if self.sooner and not 2 <= self.sooner <= (of or self.sooner):
+            return f"{self.value} is asked for {self.sooner} steps before the end of {of or 'a loop'}: none of 2..{of or 'all'}"
+        if self.each >= self.vectors:
+            return f"{self.vectors} vectors of {self.value} are no more than {self.each} a step: they are asked for at once"
+        asking = Preloaded(self.value, self.vectors, self.sooner, self.each)
+        begin = self.sooner or max(c.depth for c in la.tile.channels)
+        if self.each and begin <= asking.steps:
+            return (
+                f"{self.vectors} vectors of {self.value}, {self.each} a step, take {asking.steps} steps: "
+                f"from {begin} before the end, {begin - 1} are left"
+            )
+        return None
+
     def _refuse_registers(self, plan: Plan, la: Launch, target: Target, work: Work, atom: Atom) -> str | None:
         if not isinstance(self.vectors, int):
             return None
         need = thread_registers(plan, la, work, atom, mnk_axes(plan.program.stage(work.stage)))
-        more, most = self.vectors * TRANSFER_BYTES // 4, registers_allowed(plan, la, work, target)
+        more, most = self.vectors * TRANSFER_BYTES // 4 + _TAKING, registers_allowed(plan, la, work, target)
         if need + more > most:
-            return f"{self.vectors} vectors of {self.value} take {more} registers beside {need}, a thread has {most}"
+            return f"{self.vectors} vectors of {self.value} take {more} registers with their addresses, beside {need}: a thread has {most}"
         return None
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
-        assert isinstance(self.vectors, int)
+        assert isinstance(self.vectors, int) and isinstance(self.sooner, int) and isinstance(self.each, int)
+        asking = Preloaded(self.value, self.vectors, self.sooner, self.each)
         la = plan.launch(self.launch)
-        every = sorted((*la.tile.preloads, Preloaded(self.value, self.vectors)), key=lambda x: x.value)
+        every = sorted((*la.tile.preloads, asking), key=lambda x: x.value)
         return put(plan, la, replace(la.tile, preloads=tuple(every)))
 
 
@@ -118,6 +159,13 @@ def _late(la: Launch) -> tuple[Work, Atom] | None:
     """The first work of a launch whose instructions are under way when its loop ends, with their atom."""
     works = ((w, a) for w in la.tile.works for a in w.atoms if a.stage == w.stage and ATOMS[a.name].deferred)
     return next(works, None)
+
+
+def _steps_tried(plan: Plan, la: Launch) -> tuple[int, ...]:
+    """Steps before the end of the rings' loop at which asking may be worth trying: two turns of the rings, half of the loop."""
+    at, depth = la.tile.ring_loop, max((c.depth for c in la.tile.channels), default=0)
+    of = trips(plan, la.tile.nest, at) if at is not None else None
+    return tuple(sorted({n for n in (2 * depth, of // 2) if depth < n <= of})) if of else ()
 
 
 def _vectors(plan: Plan, la: Launch, value: str) -> int:
