@@ -17,7 +17,7 @@ from emmy.codegen.lower import complete
 from emmy.costmodel.features import feature_names, features
 from emmy.errors import EmmyError, PlanError
 from emmy.ir.moves import MOVES, Move, Site
-from emmy.ir.moves.atom import pays
+from emmy.ir.moves.atom import lacks_atom, pays
 from emmy.ir.moves.split import Split
 from emmy.ir.moves.stage import Stage
 from emmy.ir.ops import Op
@@ -119,7 +119,8 @@ class ScheduleSpace:
             done.append(_filled(move, chosen))
         full = tuple(done)
         try:
-            dead = complete(self._plan(full)) is not None
+            plan = self._plan(full)
+            dead = complete(plan) is not None or (not self.target.is_cpu and lacks_atom(plan))
         except PlanError:  # the last values made a later move without knobs illegal
             dead = True
         return self._at(skeleton, full, knobs, choices, Decision("dead end", ()) if dead else None)
@@ -301,6 +302,8 @@ class ScheduleSpace:
     def preferred(self, node: Node) -> list[Value]:
         """Values best first: outputs over blocks, folded axes in time, all staged, one atom; sizes that do on most targets."""
         assert isinstance(node, TreeNode) and node.decision is not None
+        if not node.decision.values:  # a dead end
+            return []
         d, folded = node.decision, dict.fromkeys(a for s in self.program.stages for a in s.folded)
         plain = PlainCpu.of(self.program, self.target, self.threads)
         if d.ordered:

@@ -62,6 +62,18 @@ def _attention(rng: random.Random, target: Target) -> str:
     return _text(rng, f"{shared * each}x{sizes}x{dim}", words, dtypes=dtypes)
 
 
+def _paged_attention(rng: random.Random, target: Target) -> str:
+    shared, each = rng.choice(((1, 1), (1, 3), (2, 1), (2, 2)))
+    dims, dtypes = ((5, 8, 24, 33), DTYPES) if target.is_cpu else ((16, 32, 48), DTYPES[:2])
+    sizes = (
+        f"{rng.choice((1, 3))}x{shared * each}x{rng.choice((1, 5, 17))}x{rng.choice((7, 33, 64))}x{rng.choice(dims)}"
+    )
+    words = ["causal"] if rng.random() < 0.6 else []
+    words += [f"kv{shared}"] if each > 1 else []
+    words += [f"page{rng.choice((16, 32))}"]
+    return _text(rng, sizes, words, dtypes=dtypes)
+
+
 def _of_rows(*options: str) -> Callable[[random.Random, Target], str]:
     return lambda rng, target: _text(rng, f"{_rows(rng)}x{rng.choice((*MANY, 251, 256))}", [], options)
 
@@ -110,6 +122,7 @@ _TEXTS: dict[str, Callable[[random.Random, Target], str]] = {
     "geglu_linear": _product("residual"),
     "swiglu_linear": _product("residual"),
     "attention": _attention,
+    "paged_attention": _paged_attention,
     "rms_norm": _of_rows("residual"),
     "cast": _cast,
     "rope": _rope,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from emmy.codegen.build import source
 from emmy.codegen.nvrtc import compile_cubin
+from emmy.errors import PlanError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.search.schedule_space import ScheduleSpace
@@ -58,3 +60,14 @@ def test_a_cpus_default_packs_what_pays_and_divides_what_it_must(op: str, isa: s
         here, capabilities=here.capabilities | {"fma", "avx2", isa}, vector_bits=512 if isa == "avx512" else 256
     )
     assert ScheduleSpace(parse_op(op), target, 2).default().key.replace("k0/", "").replace("k0.", "") == moves
+
+
+def test_walks_end_only_where_each_contraction_has_its_atom() -> None:
+    """k0/split(m,grid,128) ... k0/split(k,cluster,480) k0/split(m,warp,32) k0/split(n,warp,128): no atom fits behind these numbers."""
+    space = ScheduleSpace(parse_op("matmul:512x4096x3840:f16:nk,bias,gelu_tanh"), load_target("rtx5090"))
+    assert all("atom(" in space.sample(random.Random(seed)).key for seed in (0, 3, 5, 6))
+
+
+def test_an_op_that_a_gpu_has_no_atom_for_is_refused_before_anything_is_generated() -> None:
+    with pytest.raises(PlanError, match="none of 500 plain schedules is legal"):
+        ScheduleSpace(parse_op("attention:4x64x64x12:f32"), load_target("rtx4090")).default()

@@ -46,6 +46,7 @@ from emmy.ir.moves.stage import contracted
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Atom, Launch, Loop, Plan, Work
 from emmy.ir.program import SUM, Stage, swapped
+from emmy.ir.row_tiles import row_tile
 from emmy.ir.target import Target
 
 _AROUND = 26  # registers beside its sums that a thread of a wgmma needs (ptxas 13.0: 154 for 256 columns)
@@ -300,6 +301,20 @@ def refuse_registers(plan: Plan, target: Target, la: Launch, w: Work, atom: Atom
     if need > most:
         return f"{atom.name} needs about {need} registers a thread, those of {target.name} have {most} each here"
     return None
+
+
+def lacks_atom(plan: Plan) -> bool:
+    """Whether a work folds products of two operands, or by a lift, and has no atom: a GPU has no other code for it but in rows."""
+    for la in plan.launches:
+        for w in la.tile.works:
+            s = plan.program.stage(w.stage)
+            if s.monoid is None or w.combine or w.atoms:
+                continue
+            parts = factors(s.body)
+            reads = [set(x.along) for x in parts if isinstance(x, Read)]
+            if (s.monoid.lift or (len(parts) == len(reads) == 2 and reads[0] != reads[1])) and not row_tile(plan, la):
+                return True
+    return False
 
 
 def _waits(plan: Plan, la: Launch, w: Work) -> bool:
