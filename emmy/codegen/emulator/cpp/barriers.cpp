@@ -232,6 +232,14 @@ u32 count_begun(void* p, const Site& site) {
   return (*word)++;
 }
 
+u32 count_around(void* p, u32 last, const Site& site) {
+  u32* word = flag_at(p, true, "atom.relaxed", site);
+  ++run.stats.atomics;
+  const u32 before = *word;
+  *word = before >= last ? 0 : before + 1;
+  return before;
+}
+
 // ---- words with a mark beside them that says that they are there. Nobody knows anything else by them.
 static u32* mark_at(const void* p, bool store, const char* op, const Site& site) {
   tick(site);
