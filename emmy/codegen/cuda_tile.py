@@ -203,7 +203,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         max(w.smem_bytes, _even_share(blocks, target)) if early and t.channels else w.smem_bytes,
         body,
         cluster=w.cluster,
-        together=shares is not None or any(map(any, around)),
+        together=shares is not None or bool(parts_left(outline.plan, t)),
         resident=shares is not None,
         early=early,
     )

@@ -137,9 +137,10 @@ class _Walk:
 
     @property
     def first(self) -> tuple[Workspace, ...]:
-        """Those of which the role counts parts before its tiles."""
+        """Those of which the role counts parts before its tiles. A role that fills counts what memory adds in time."""
+        alone = not sync.filler(self.launch)
         spaces = (self.plan.workspace(x) for x in self.role.works if not self.launch.tile.work(x).combine)
-        return tuple(x for x in spaces if x and (x.marked or x.added))
+        return tuple(x for x in spaces if x and (x.marked or (x.added and alone)))
 
     def tile(self) -> tuple[Step, ...]:
         """The steps of one tile. Channels filled once a tile ring over tiles."""

@@ -201,8 +201,8 @@ def random_run(seed: int) -> Run:
 
 
 def test_a_search_draws_each_way_to_combine_parts():
-    drawn = {word for seed in (8, 26, 28) for word in random_run(seed).schedule.split()}
-    assert {"k0/finish(S)", "k0/finish(S,begun)", "k0/finish(S,added)"} <= drawn
+    drawn = {word.split("/")[1] for seed in (8, 26, 28) for word in random_run(seed).schedule.split()}
+    assert {"finish(S)", "finish(S,begun)", "finish(S,added)"} <= drawn
 
 
 @pytest.mark.slow

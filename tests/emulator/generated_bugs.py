@@ -76,7 +76,7 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
             "emmy_flag_lower(C_flags + worker)",
             "race deadlock",
         ),
-        ("the last helper is left out", r"(helper < .*) \+ 1; \+\+helper", r"\1; ++helper", "wrong"),
+        ("the last helper is left out", r"(helper < .*) \+ 1; \+\+helper", r"\1; ++helper", "race wrong"),
         (
             "one helper too many is waited for",
             r"(helper < .*) \+ 1; \+\+helper",
@@ -725,15 +725,9 @@ GENERATED_BUGS: tuple[GeneratedBug, ...] = (
         ("every lane adds", r"\(lane & 3\) == 0 && ", "", "wrong"),
         ("rows of tiles share a count", r"S_counts \+ m_lo / 64 \* 2", "S_counts", "race deadlock wrong"),
         (
-            "every thread counts",
-            r"block \+ thread \* 3; tile < 4; tile \+= 384",
-            "block; tile < 4; tile += 3",
-            "race deadlock wrong",
-        ),
-        (
-            "blocks count before the launch before has ended",
-            r"( +emmy_pdl_wait\(\);\n)( +for \(int tile = block \+ thread)",
-            r"\2",
+            "the producer does not wait for the launch before",
+            r"^ +emmy_pdl_wait\(\);\n( +for \(int k = 0)",
+            r"\1",
             "race",
         ),
     ),

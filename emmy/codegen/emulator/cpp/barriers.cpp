@@ -201,7 +201,9 @@ static u32* flag_at(const void* p, bool store, const char* op, const Site& site)
 }
 
 void flag_raise(void* p, const Site& site) {
-  *flag_at(p, true, "st.release", site) = 1;
+  u32* flag = flag_at(p, true, "st.release", site);
+  if (*flag) fail("race", "a flag is raised at %p, which nobody has lowered", p);
+  *flag = 1;
   Clock& announced = run.flags[p];
   announced = {};
   release(*run.now, announced);
