@@ -168,6 +168,8 @@ def test_another_fold_of_the_row_goes_the_same_way():
     inputs = op.inputs("normal", 1)
     out, _ = emulate_plan(source(program, warps(4, 32, 16, 16), load_target("rtx4090")), inputs)
     assert np.allclose(out["S"], op.reference(inputs)["Y"].max(1), atol=1e-4)
+    with pytest.raises(IllegalMove, match="memory adds f32 sums that leave the program: S is f32, max, of 2 outputs"):
+        replay(program, "k0/splitk(S,4) k0/finish(S,added)", load_target("rtx4090"))
 
 
 REFUSED = {
