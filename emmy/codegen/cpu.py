@@ -70,7 +70,7 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
     out = [*(value(v.name, "input") for v in p.inputs), *(value(o, "output") for o in p.outputs)]
     out += [value(s, "workspace") for s in between]
     f32: DType = "f32"
-    for space in plan.workspaces:
+    for space in (x for x in plan.workspaces if not x.added):
         s = p.stage(space.value)
         assert s.monoid is not None
         for c, axes in s.monoid.components(s):

@@ -16,7 +16,7 @@ from emmy.codegen.cpu import buffers
 from emmy.codegen.cpu_scope import length_of
 from emmy.codegen.cuda_atoms import Contraction, F16Sums, Fold, Hybrid, Mma, Simt, contraction
 from emmy.codegen.cuda_copy import only
-from emmy.codegen.cuda_count import Count, count_of, each_tile
+from emmy.codegen.cuda_count import Cleared, Count, count_of, each_tile
 from emmy.codegen.cuda_dealt import by_rows, in_order
 from emmy.codegen.cuda_direct import blocks_together, direct
 from emmy.codegen.cuda_kept import keep
@@ -66,16 +66,19 @@ from emmy.codegen.steps import (
     Ahead,
     Ask,
     At,
+    AwaitCleared,
     AwaitFlag,
     BarArrive,
     BarWait,
     BlockSync,
+    Clear,
     Close,
     ClusterSync,
     Commit,
     Compute,
     Copy,
     CountBegun,
+    CountFirst,
     CountPart,
     EachTile,
     Fetch,
@@ -94,8 +97,10 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Owning,
+    PassCleared,
     Prefetch,
     Preload,
+    RaiseCleared,
     RaiseFlag,
     ResetCount,
     RoleSteps,
@@ -167,7 +172,6 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
     around = [
         (x.before(r.before, tiles), x.steps(r.after) if r.after else ()) for r in roles for x in (_Expand(w, rings),)
     ]
-    after = [behind for _, behind in around]
     if shares:
         bodies = [shares.walked(stmts) for stmts in steps]
     else:
@@ -199,7 +203,7 @@ def expand(outline: Outline, target: Target) -> GpuKernel:
         max(w.smem_bytes, _even_share(blocks, target)) if early and t.channels else w.smem_bytes,
         body,
         cluster=w.cluster,
-        together=shares is not None or any(after),
+        together=shares is not None or bool(parts_left(outline.plan, t)),
         resident=shares is not None,
         early=early,
     )
@@ -392,6 +396,8 @@ class _Expand:
                 return only(self.rings.has_come_to(self.w.rings[value], fill), self.steps(inner))
             case CountPart() | CountBegun() | IfLast() | ResetCount():
                 return self._counted(s)
+            case CountFirst() | Clear() | RaiseCleared() | AwaitCleared() | PassCleared():
+                return self._cleared(s)
             case At(value, fill, inner):
                 return only(both(self.rings.stands_at(self.w.rings[value], fill), self.rings.leader), self.steps(inner))
             case Prefetch(value):
@@ -477,6 +483,22 @@ class _Expand:
                 return count.if_last(self.steps(body))
             case ResetCount():
                 return count.reset()
+
+    def _cleared(self, s: CountFirst | Clear | RaiseCleared | AwaitCleared | PassCleared) -> tuple[Stmt, ...]:
+        count = count_of(self.w, s.stage)
+        assert isinstance(count, Cleared)
+        first = self.rings.leader if isinstance(self.rings.leader, Int) else same(self.w.thread(), Int(0))
+        match s:
+            case CountFirst(_, body):
+                return count.if_first(self.steps(body))
+            case Clear():
+                return count.clear()
+            case RaiseCleared():
+                return count.raise_flag()
+            case AwaitCleared():
+                return only(first, count.await_flag())
+            case PassCleared():
+                return only(first, count.pass_on())
 
     def _closed(self, stage: str) -> tuple[Stmt, ...]:
         """What makes a stage's sums f32 numbers in registers, once."""

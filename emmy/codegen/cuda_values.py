@@ -15,7 +15,7 @@ from emmy.codegen.cuda_exchange import ATOM_COLUMNS, Exchange, Words, pairs_of
 from emmy.codegen.cuda_late import Between
 from emmy.codegen.cuda_scope import Walk
 from emmy.codegen.cuda_store import Boxes, boxes
-from emmy.codegen.cuda_vector import fetched, function, leave, load, named, store, word_regs
+from emmy.codegen.cuda_vector import add, fetched, function, leave, load, named, store, word_regs
 from emmy.codegen.kernel import (
     WHOLE,
     Int,
@@ -192,9 +192,12 @@ class Chain:
             body += before
             sums = {**sums, stage: {c: Ref(name, Int(0)) for c, name in made.items()}}
         body += (*inner, *self.make(spread, sums))
-        marked = {parts_name(x.value, c) for x in self.w.plan.workspaces if x.marked for c in sums.get(x.value, ())}
+        spaces = self.w.plan.workspaces
+        ways = {parts_name(x.value, c): leave for x in spaces if x.marked for c in sums.get(x.value, ())}
+        ways |= {x.value: add for x in spaces if x.added}
         for to, dtype, x in self.stores(spread, sums):
-            body += leave(self.w, to, x) if to.view in marked else store(self.w, to, dtype, spread.width, x)
+            way = ways.get(to.view)
+            body += way(self.w, to, x) if way else store(self.w, to, dtype, spread.width, x)
         inside_rows, inside_columns = self.exists(spread)
         body = only(both(spread.exists, inside_rows), body)
         for var, count in reversed(spread.rows):
@@ -317,9 +320,13 @@ class Chain:
                     yield Ref(stage.out, at), stage.dtype, self.held[Read(stage.out, stage.axes)]
                 case StoreState():
                     assert stage.monoid is not None
+                    space = self.w.plan.workspace(stage.out)
                     for c, axes in stage.monoid.components(stage):
                         if c not in sums[stage.out]:
                             continue  # of rows: stored by the fold
+                        if space and space.added:
+                            yield Ref(stage.out, index_of(self.w, axes, spread.spot)), "f32", sums[stage.out][c]
+                            continue
                         at = plus(part_start(self.w, stage, axes), index_of(self.w, axes, spread.spot))
                         yield Ref(parts_name(stage.out, c), at), "f32", sums[stage.out][c]
                 case Close() | Compute():

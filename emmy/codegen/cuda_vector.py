@@ -48,6 +48,13 @@ def leave(w: Walk, to: Ref, x: Ref) -> tuple[Stmt, ...]:
     return Regs(word, "b32", 1), mine, Do("emmy_mark_leave", (marked(to), Ref(word, Int(0))))
 
 
+def add(w: Walk, to: Ref, x: Ref) -> tuple[Stmt, ...]:
+    """A number to one in memory, whenever that may be."""
+    word = w.fresh("word")
+    mine = Store(word, Int(0), Call("as_b32", (Load(x.view, x.at),)))
+    return Regs(word, "b32", 1), mine, Do("emmy_add_f32", (to, Ref(word, Int(0))))
+
+
 def marked(at: Ref) -> Ref:
     """Where a number of 4 bytes is that has a mark beside it."""
     return Ref(at.view, times(at.at, Int(2)))

@@ -24,16 +24,19 @@ from emmy.codegen.steps import (
     Ahead,
     Ask,
     At,
+    AwaitCleared,
     AwaitFlag,
     BarArrive,
     BarWait,
     BlockSync,
+    Clear,
     Close,
     ClusterSync,
     Commit,
     Compute,
     Copy,
     CountBegun,
+    CountFirst,
     CountPart,
     EachTile,
     Fetch,
@@ -53,8 +56,10 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Owning,
+    PassCleared,
     Prefetch,
     Preload,
+    RaiseCleared,
     RaiseFlag,
     ResetCount,
     RoleSync,
@@ -163,7 +168,7 @@ def _run_counting(clusters: list[list[Cta]], rng: random.Random) -> None:
         cta.counts = counts
     _run(ctas, rng)
     for (stage, _), count in counts.items():
-        if count.parts:
+        if count.parts or count.zero:
             raise PlanError(
                 f"{ctas[0].outline.launch.name} ends with {count.parts} parts of {stage} counted: the next launch would add its own"
             )
@@ -419,6 +424,21 @@ class _Agent(Works):
                 for tile in self.tiles:
                     self.env = dict(tile)
                     yield from self.steps(body)
+            case CountFirst(x, body):
+                if self.count_first(x):
+                    yield from self.steps(body)
+            case Clear(x):
+                self.clear(x)
+                yield False
+            case RaiseCleared(x):
+                self.raise_cleared(x)
+                yield False
+            case AwaitCleared(x):
+                while not self.count(x).zero:
+                    yield True
+                self.seen.add(self.elements(x))
+            case PassCleared(x):
+                self.pass_cleared(x)
             case TakeParts(x):
                 yield from self.take_parts(x)
             case IfLast(x, body):
@@ -554,6 +574,7 @@ class _Agent(Works):
         for shares in self.cta.shares.values():
             shares.visible, shares.read = True, False
         self.unmet.clear()
+        self.cta.zero |= self.seen
         self.told |= self.counted
         if self.cta.number in self.cta.left:
             self.cta.left[self.cta.number].met = True
@@ -562,6 +583,7 @@ class _Agent(Works):
 
     def arrive(self, name: str, value: str, n: int, ahead: int) -> None:
         spec = self.cta.bars[name][0].spec
+        self.cta.zero |= self.seen
         for cta in (self.cta,) if spec.blocks == 1 else self.reached(name):
             ring = cta.bars[name]
             at = (self.position[value] + ahead) % len(ring)

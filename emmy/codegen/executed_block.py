@@ -122,10 +122,14 @@ class Left:
 
 @dataclass(slots=True)
 class Count:
-    """How many of the parts that go together have been counted. most: of all blocks that leave one."""
+    """How many of the parts that go together have been counted. most: of all blocks that leave one.
+
+    zero: where memory adds them: 1 when it may, and one more for each block that knows
+    """
 
     most: int
     parts: int = 0
+    zero: int = 0
 
 
 @dataclass(slots=True)
@@ -151,6 +155,7 @@ class Cta:
     helpers: list[range] = field(default_factory=list)
     left: dict[int, Left] = field(default_factory=dict)
     counts: dict[Place, Count] = field(default_factory=dict)
+    zero: set[Place] = field(default_factory=set)  # elements of which all agents of the block know that they were zero
 
     def begin(self) -> None:
         """Slots hold nothing, barriers no arrival."""

@@ -46,6 +46,7 @@ class Works(ABC):
     unmet: set[str] = field(default_factory=set)  # stages of which parts were stored since all agents met
     counted: dict[Place, bool] = field(default_factory=dict)  # which part -> whether it was the last to be counted
     told: dict[Place, bool] = field(default_factory=dict)  # the same, as all agents know it
+    seen: set[Place] = field(default_factory=set)  # elements that this role knows to have been zero
 
     @property
     def plan(self) -> Plan:
@@ -231,11 +232,49 @@ class Works(ABC):
         """The part of a stage that this tile leaves."""
         return name, tuple(self.env.values())
 
+    def elements(self, name: str) -> Place:
+        """The tile's elements of a stage, to which parts of several blocks go."""
+        return name, tuple(self.env[a] for a in self.stage(name).axes)
+
     def count(self, name: str) -> Count:
         """The count of the parts that go with this tile's."""
-        at = tuple(self.env[a] for a in self.stage(name).axes)
         most = parts_counted(self.plan, self.cta.outline.launch.tile, name)
-        return self.cta.counts.setdefault((name, at), Count(most))
+        return self.cta.counts.setdefault(self.elements(name), Count(most))
+
+    def count_first(self, name: str) -> bool:
+        self.check_waited(f"counts its part of {name}")
+        count = self.count(name)
+        count.parts += 1
+        first = count.parts == 1
+        count.parts %= count.most
+        return first
+
+    def clear(self, name: str) -> None:
+        self.put(self.cta.memory[name], blank(name, self.stage(name).axes, self.env, 0.0))
+
+    def raise_cleared(self, name: str) -> None:
+        count, memory = self.count(name), self.cta.memory[name]
+        if count.zero or np.isnan(memory.data[memory.window(self.env)]).any():
+            raise Race(f"{self.role.role.name} raises the flag of {name}, which is up, or before all of it is zero")
+        count.zero = 1
+
+    def pass_cleared(self, name: str) -> None:
+        count = self.count(name)
+        if self.elements(name) not in self.seen or not count.zero:
+            raise Race(f"{self.role.role.name} counts that it knows of {name} before it does")
+        count.zero = 0 if count.zero >= count.most else count.zero + 1
+
+    def add_state(self, name: str, acc: dict[str, Block]) -> None:
+        """The part goes to the sums of all in memory."""
+        _, here = self.elements(name)
+        known = (at for x, at in self.cta.zero if x == name)
+        if not any(all(a <= lo and hi <= b for (lo, hi), (a, b) in zip(here, at, strict=True)) for at in known):
+            raise Race(
+                f"{self.role.role.name} adds its part of {name} before all its agents know that there were zeros"
+            )
+        self.check_waited(f"adds its part of {name}")
+        (part,), memory = acc.values(), self.cta.memory[name]
+        memory.data[memory.window(self.env)] += part.data
 
     def count_part(self, name: str) -> None:
         if name in self.unmet:
@@ -336,6 +375,9 @@ class Works(ABC):
     def store_state(self, name: str) -> None:
         w, acc = self.plan.workspace(name), self.complete(name)
         assert w is not None
+        if w.added:
+            self.add_state(name, acc)
+            return
         part = self.env[w.axis][0] // self.plan.part_step(w)
         for c, b in acc.items():
             self.put(self.cta.memory[f"{name}@{c}@{part}"], b)

@@ -15,7 +15,8 @@ from emmy.ir.plan import Launch, Plan
 def left_buffers(plan: Plan) -> tuple[Buffer, ...]:
     """For each launch in this order, flags and counts being zero before and after it:
 
-    f32 sums of one tile for each worker, and a flag of each; a count of parts for each row of tiles
+    f32 sums of one tile for each worker, and a flag of each; a count of parts for each row of tiles, and where memory
+    adds them, of blocks that know of zeros
     """
     out: list[Buffer] = []
     for la in plan.launches:
@@ -26,7 +27,7 @@ def left_buffers(plan: Plan) -> tuple[Buffer, ...]:
             out.append(Buffer(sums_name(stage), "f32", "workspace", Int(workers * elements)))
             out.append(Buffer(flags_name(stage), "f32", "flags", Int(workers)))
         for x in parts_left(plan, la.tile):
-            counts: Whole = Int(1)
+            counts: Whole = Int(2 if x.added else 1)
             for a in plan.program.stage(x.value).axes:
                 counts = times(counts, tiles_along(plan, la, a))
             out.append(Buffer(counts_name(x.value), "f32", "flags", counts))

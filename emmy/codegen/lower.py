@@ -36,6 +36,7 @@ from emmy.ir.plan import (
     Plan,
     Role,
     Work,
+    Workspace,
     folds_results,
     loop_works,
     refilled,
@@ -132,13 +133,14 @@ class _Walk:
     def all(self) -> RoleSteps:
         """Everything the role does."""
         tile = self.tile()
-        return RoleSteps(self.role, tile, self.after(tile), sync.counted_first(self.launch, self.marked))
+        return RoleSteps(self.role, tile, self.after(tile), sync.counted_first(self.launch, self.first))
 
     @property
-    def marked(self) -> tuple[str, ...]:
-        """Stages of which the role leaves marked parts."""
+    def first(self) -> tuple[Workspace, ...]:
+        """Those of which the role counts parts before its tiles. A role that fills counts what memory adds in time."""
+        alone = not sync.filler(self.launch)
         spaces = (self.plan.workspace(x) for x in self.role.works if not self.launch.tile.work(x).combine)
-        return tuple(x.value for x in spaces if x and x.marked)
+        return tuple(x for x in spaces if x and (x.marked or (x.added and alone)))
 
     def tile(self) -> tuple[Step, ...]:
         """The steps of one tile. Channels filled once a tile ring over tiles."""
@@ -151,11 +153,13 @@ class _Walk:
             self.waited = channels
             top = (*top, *self.sync.before_work(tuple(c.value for c in channels), channels))
         end = sync.end_of_tile(self.plan, self.launch, self.role)
+        if t.ring_loop is None:
+            top = (*top, *sync.cleared_behind(self.plan, self.launch, self.role, None))
         steps = sync.in_turn((*top, *self.nest(blocks, t.works), *bottom, *end), self.role)
         if t.order.kind == "streamk":
             steps = sync.helped(steps, self.role)
         if self.launch.early:
-            return steps if self.marked else sync.after_launch_wait(self.plan, self.launch, self.sync, steps)
+            return steps if self.first else sync.after_launch_wait(self.plan, self.launch, self.sync, steps)
         return sync.letting_next(self.plan, self.launch, steps)
 
     def after(self, tile: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -163,10 +167,11 @@ class _Walk:
         out: list[Step] = []
         for w in self.launch.tile.works:
             space, finish = self.plan.workspace(w.stage), (Close(w.stage), *self.store(w))
-            if w.stage in self.role.works and space and space.by_last:
-                marked = w.stage in self.marked
+            if w.stage in self.role.works and space and space.by_last and not space.added:
                 out += (
-                    sync.taken(w.stage, self.role, tile, finish) if marked else sync.counted(w.stage, self.role, finish)
+                    sync.taken(w.stage, self.role, tile, finish)
+                    if space.marked
+                    else sync.counted(w.stage, self.role, finish)
                 )
         return tuple(out)
 
@@ -218,6 +223,8 @@ class _Walk:
             self.given_back[first] = (*self.given_back.get(first, ()), Together(self.sync.give_back(joint)))
         if early:
             bottom = self.sync.bottom_of_iteration(channels, tuple(joint for joint, _ in early))
+        after = (*after, *sync.cleared_behind(self.plan, self.launch, self.role, i))
+        top = (*sync.cleared_ahead(self.plan, self.launch, self.role, channels), *top)
         self.settled |= set(late)
         self.in_time += loop.level not in SIDE
         body = (*top, *sync.asked(self.launch, self.role, channels), *self.nest(i + 1, inside), *bottom)
@@ -296,8 +303,8 @@ class _Walk:
         ):
             out += sync.exchanged(across)
         for group in opened:
-            if self.plan.workspace(group[0].stage) and not group[0].combine:
-                out += (StoreState(w.stage) for w in group)
+            if (space := self.plan.workspace(group[0].stage)) and not group[0].combine:
+                out += (StoreState(w.stage, space.added) for w in group)
             else:
                 out += (s for w in group for s in (Close(w.stage), *self.store(w)))
         return tuple(out)

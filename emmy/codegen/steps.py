@@ -108,9 +108,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """Accumulators go, unfinished, to this block's part of the workspace."""
+    """Accumulators go, unfinished, to this block's part of the workspace. added: to the value in memory instead, by addition."""
 
     stage: str
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,42 @@ class CountBegun:
 @dataclass(frozen=True, slots=True)
 class TakeParts:
     """Open accumulators take in every part of a marked workspace, in order, waiting until it is there; it is gone then."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountFirst:
+    """One agent counts that this block will add its part; the body where it is the first. The last sets the count back."""
+
+    stage: str
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """One agent sets the tile's elements of a stage to zero, where parts are added to them."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseCleared:
+    """All may know that the tile's elements of a stage were set to zero (PTX ISA: st.release)."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCleared:
+    """One agent waits until the tile's elements of a stage are zero, and what others have added (PTX ISA: ld.acquire)."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassCleared:
+    """One agent counts that this block knows; the last of those that must lowers the flag, for the next launch."""
 
     stage: str
 
@@ -408,6 +445,11 @@ Step = (
     | CountBegun
     | EachTile
     | TakeParts
+    | CountFirst
+    | Clear
+    | RaiseCleared
+    | AwaitCleared
+    | PassCleared
     | IfLast
     | ResetCount
 )
@@ -507,8 +549,8 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out.append(f"{pad}gather {x} from all shares")
             case Close(x):
                 out.append(f"{pad}close {x}")
-            case StoreState(x):
-                out.append(f"{pad}store state of {x} in its part")
+            case StoreState(x, added):
+                out.append(f"{pad}add state of {x} in memory" if added else f"{pad}store state of {x} in its part")
             case Store(x):
                 out.append(f"{pad}store {x}")
             case Copy(x, ahead):
@@ -578,6 +620,16 @@ def _show(steps: tuple[Step, ...], pad: str) -> list[str]:  # noqa: C901  one ca
                 out += [f"{pad}for each tile:", *_show(body, pad + "  ")]
             case TakeParts(x):
                 out.append(f"{pad}take parts into {x} as they come")
+            case CountFirst(x, body):
+                out += [f"{pad}count the part of {x} that will be added, and as the first:", *_show(body, pad + "  ")]
+            case Clear(x):
+                out.append(f"{pad}set {x} to zero")
+            case RaiseCleared(x):
+                out.append(f"{pad}raise the flag that {x} is zero")
+            case AwaitCleared(x):
+                out.append(f"{pad}wait until {x} was zero")
+            case PassCleared(x):
+                out.append(f"{pad}count that {x} was zero")
             case IfLast(x, body):
                 out += [f"{pad}where it was the last of {x}:", *_show(body, pad + "  ")]
             case ResetCount(x):

@@ -44,6 +44,11 @@ Rules, each from the facts of a channel:
   an early launch's role that makes the tiles begins nothing sooner then. Behind the last tile agents know what was counted, if
   they have met since, and where it was the last all combine. Parts are waited for one by one: they come from blocks that have
   begun, and wait for nobody before they have left theirs.
+- parts that memory adds: the first to count sets the rows to zero and raises a flag. Each block hears of it once, long after.
+  A role that only fills does all that in each tile: it counts when all slots have been filled, and waits for the flag before it
+  fills them for the third time; all who use that fill know then. Else blocks count as above, and one agent waits behind the ring
+  loop, where they meet. Nobody who has counted waits before it has raised the flag. Whoever heard of it counts in the flag, and
+  the last of them lowers it.
 - what is asked for ahead of its use (`Asked`): whoever fills the rings asks, at that fill. Nobody waits for it, for it changes
   nothing that is read; of tiles that blocks share, who finishes them asks. An early launch may ask for what is not constant
   only after its wait: the cache would hold what the launch before has not written yet on its way to memory.
@@ -62,17 +67,20 @@ from emmy.codegen.steps import (
     Advance,
     Ask,
     At,
+    AwaitCleared,
     AwaitFlag,
     BarArrive,
     Barrier,
     BarWait,
     BlockSync,
+    Clear,
     Close,
     ClusterSync,
     Commit,
     Compute,
     Copy,
     CountBegun,
+    CountFirst,
     CountPart,
     EachTile,
     Fetch,
@@ -91,8 +99,10 @@ from emmy.codegen.steps import (
     LowerFlag,
     Open,
     Owning,
+    PassCleared,
     Prefetch,
     Preload,
+    RaiseCleared,
     RaiseFlag,
     ResetCount,
     RoleSync,
@@ -110,9 +120,9 @@ from emmy.codegen.steps import (
 from emmy.ir.atoms import ATOMS
 from emmy.ir.beside import beside, groups
 from emmy.ir.expr import outermost
-from emmy.ir.gpu import receivers, sharing_blocks, warps
+from emmy.ir.gpu import parts_left, receivers, sharers, sharing_blocks, trips, warps
 from emmy.ir.moves.stage import SELF
-from emmy.ir.plan import SIDE, Channel, Launch, Plan, Role, Work
+from emmy.ir.plan import SIDE, Channel, Launch, Plan, Role, Work, Workspace
 from emmy.ir.row_tiles import row_tile
 
 GROUPED = ("ldg", "cp_async")
@@ -379,10 +389,51 @@ def counted(stage: str, role: Role, finish: tuple[Step, ...]) -> tuple[Step, ...
     return meet, CountPart(stage), meet, combine
 
 
-def counted_first(launch: Launch, stages: tuple[str, ...]) -> tuple[Step, ...]:
-    """What a role does before its tiles whose parts are marked: no launch before touches counts any more."""
+def counted_first(launch: Launch, spaces: tuple[Workspace, ...]) -> tuple[Step, ...]:
+    """What a role does before its tiles of which blocks count parts first: no launch before touches counts any more."""
     early = (LetNext(), LaunchWait()) if launch.early else ()
-    return (*early, EachTile(tuple(map(CountBegun, stages)))) if stages else ()
+    counts = (_zeroed(x.value) if x.added else CountBegun(x.value) for x in spaces)
+    return (*early, EachTile(tuple(counts))) if spaces else ()
+
+
+def _zeroed(stage: str) -> Step:
+    return CountFirst(stage, (Clear(stage), RaiseCleared(stage)))
+
+
+def cleared_ahead(plan: Plan, launch: Launch, role: Role, channels: tuple[Channel, ...]) -> tuple[Step, ...]:
+    """What a role that only fills the rings of a loop does about zeros in an iteration, before its fill, when it has time."""
+    t, steps = launch.tile, _cleared(plan, launch)
+    if not steps or t.ring_loop is None or not any(c.at == t.ring_loop for c in channels):
+        return ()
+    if filler(launch) != role.name:
+        return ()
+    n = trips(plan, t.nest, t.ring_loop) or 1
+    value, depth = next((c.value, c.depth) for c in t.channels if c.at == t.ring_loop)
+    counts = tuple(_zeroed(x.value) for x in parts_left(plan, launch.tile) if x.added)
+    return At(value, min(depth, n - 1), counts), At(value, min(2 * depth, n - 1), steps)
+
+
+def cleared_behind(plan: Plan, launch: Launch, role: Role, at: int | None) -> tuple[Step, ...]:
+    """What the agents of a role do behind the loop that fills rings, or ahead of all without one, if nobody else waits for them."""
+    steps = _cleared(plan, launch)
+    if not steps or not role.works or launch.tile.ring_loop != at or filler(launch):
+        return ()
+    stages = (plan.program.stage(x.value) for x in parts_left(plan, launch.tile) if x.added)
+    shared = all(sharers(plan, launch.tile.nest, s) > 1 for s in stages)  # then they meet anyway, before they add
+    return steps if shared else (*steps, _meeting(role))
+
+
+def _cleared(plan: Plan, launch: Launch) -> tuple[Step, ...]:
+    return tuple(
+        s for x in parts_left(plan, launch.tile) if x.added for s in (AwaitCleared(x.value), PassCleared(x.value))
+    )
+
+
+def filler(launch: Launch) -> str:
+    """The role that fills the first rings inside a tile, and makes nothing; else none."""
+    t = launch.tile
+    src = next((c.src for c in t.channels if c.at == t.ring_loop), "")
+    return src if any(r.name == src and not r.works for r in t.roles) else ""
 
 
 def taken(stage: str, role: Role, tile: tuple[Step, ...], finish: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -519,7 +570,7 @@ def _reaches(plan: Plan, launch: Launch, s: Step) -> bool:
             here = made | {c.value for c in launch.tile.channels}
             loose = (v for v in p.stage(name).reads if v not in here and not p.is_constant(v))
             return not p.stage(name).reduces or any(loose)
-        case Close() | FoldParts() | TakeParts() | Store() | StoreState() | Helping() | Owning():
+        case Close() | CountFirst() | FoldParts() | TakeParts() | Store() | StoreState() | Helping() | Owning():
             return True
         case _:
             return False

@@ -158,12 +158,14 @@ def shared_bytes(plan: Plan, tile: Tile) -> int:
 
 
 def parts_left(plan: Plan, tile: Tile) -> tuple[Workspace, ...]:
-    """Of what the tile leaves parts that its last block combines."""
+    """Of what the tile leaves parts that its last block combines, or memory adds."""
     return tuple(x for x in plan.workspaces if x.by_last and any(w.stage == x.value for w in tile.works))
 
 
 def told_bytes(plan: Plan, tile: Tile, space: Workspace) -> int:
     """Bytes in which agents are told what was counted: of the tile at hand, or where blocks count first of each that they make."""
+    if space.added:
+        return 0
     if not space.marked or tile.order.kind == "static":
         return _COUNT
     tiles = prod(plan.count(tile.nest, i) for i in range(tile.n_block_loops))

@@ -210,6 +210,7 @@ class Workspace:
 
     by_last: there is no other; of the blocks whose parts go together, the last to leave one combines them
     marked:  each part says itself that it is there, so that it is the last to begin instead, which waits for the others' parts
+    added:   no part is kept: each is added to the value in memory, which the first of those blocks to begin has set to zero
     """
 
     value: str
@@ -217,6 +218,7 @@ class Workspace:
     parts: int
     by_last: bool = False
     marked: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True)
@@ -464,6 +466,7 @@ def show(plan: Plan) -> str:
     for w in plan.workspaces:
         m = p.stage(w.value).monoid
         who = f", combined by the last block{' to begin' if w.marked else ''}" if w.by_last else ""
+        who = ", added in memory" if w.added else who
         out.append(f"  workspace {w.value} over {w.axis}: {w.parts} parts of {m.name if m else '?'} state{who}")
     return "\n".join(out)
 

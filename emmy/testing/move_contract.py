@@ -205,6 +205,12 @@ CASES: tuple[tuple[Program, str, str], ...] = (
         "k0/stage(B,tma,2) k0.C/atom(mma,16,8,16)",
     ),
     (
+        parse_op("matmul:m(1..70)x72x72:f16:nk,residual,sum_squares").program(),
+        "h200",
+        "k0/splitk(S,2) k0/finish(S,added) k0/split(m,grid,64) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(2) k0.C/atom(wgmma,64,48,16)",
+    ),
+    (
         parse_op("matmul:70x64x88:f16:nk,bias,residual").program(),
         "h200",
         "k0/split(m,grid,64) k0/split(n,grid,32) k0/split(k,serial,16) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "

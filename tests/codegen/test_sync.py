@@ -17,17 +17,20 @@ from emmy.codegen.steps import (
     Ahead,
     Ask,
     At,
+    AwaitCleared,
     AwaitFlag,
     BarArrive,
     Barrier,
     BarWait,
     BlockSync,
+    Clear,
     Close,
     ClusterSync,
     Commit,
     Compute,
     Copy,
     CountBegun,
+    CountFirst,
     CountPart,
     EachTile,
     FoldParts,
@@ -45,7 +48,9 @@ from emmy.codegen.steps import (
     Open,
     Outline,
     Owning,
+    PassCleared,
     Prefetch,
+    RaiseCleared,
     RaiseFlag,
     ResetCount,
     RoleSync,
@@ -309,7 +314,7 @@ PLANS |= {  # shares of steps that begin and end inside tiles, and lie inside on
 }
 ASKED = matmul(50, 40, 72, "f16", "nk", ("residual", "sum_squares")).program()  # rows that the copy engine takes
 LAST = ROWS.replace("k0/splitk(S,2)", "k0/splitk(S,2) k0/finish(S)")
-BEGUN = LAST.replace("finish(S)", "finish(S,begun)")
+BEGUN, ADDED = (LAST.replace("finish(S)", f"finish(S,{when})") for when in ("begun", "added"))
 PLANS |= {  # parts of rows that the last block combines
     "the last block combines": (STATISTIC, "h200", f"{LAST} k0/specialize(2,40,232) k0/persist(2)"),
     "the last block combines, without roles": (STATISTIC, "h200", f"{LAST} k0/persist(2)"),
@@ -328,6 +333,8 @@ PLANS |= {  # parts of rows that the last block combines
     "early, the last block combines": (ASKED, "h200", f"{LAST} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
     "the last to begin combines": (STATISTIC, "h200", f"{BEGUN} k0/specialize(2,40,232) k0/persist(2)"),
     "early, the last to begin combines": (ASKED, "h200", f"{BEGUN} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
+    "memory adds": (STATISTIC, "h200", f"{ADDED} k0/specialize(2,40,232) k0/persist(2)"),
+    "early, memory adds": (ASKED, "h200", f"{ADDED} k0/persist(3) k0/prefetch(R,2) k0/pdl()"),
     "early, lanes ask": (
         parse_op("matmul:130x64x88:f16:nk,bias,residual").program(),
         "h200",
@@ -346,7 +353,7 @@ PLANS |= {  # parts of rows that the last block combines
         f"{ROWS} k0/specialize(2,40,232) k0/prefetch(R,4) k0/pdl()",
     ),
 }
-NESTED = For | From | At | Late | Ahead | Together | Helping | Owning | ForHelpers | EachTile | IfLast
+NESTED = For | From | At | Late | Ahead | Together | Helping | Owning | ForHelpers | EachTile | IfLast | CountFirst
 
 
 @cache
@@ -683,6 +690,15 @@ DAMAGE: dict[str, Callable[[], Iterator[Damaged]]] = {
     "marked parts not left": lambda: (d for d in each_step(StoreState, lambda s: []) if "begin" in d.plan),
     "every block takes itself for the last": lambda: each_step(IfLast, lambda s: [*s.body]),  # type: ignore[union-attr]
     "the last block goes on": lambda: each_step(IfLast, lambda s: []),
+    "nobody sets sums to zero": lambda: each_step(Clear, lambda s: []),
+    "sums are set to zero by all": lambda: each_step(CountFirst, lambda s: [*s.body]),  # type: ignore[union-attr]
+    "sums are set to zero twice": lambda: each_step(CountFirst, lambda s: [s, s]),
+    "zeros are told of too soon": lambda: each_step(CountFirst, lambda s: [replace(s, body=s.body[::-1])]),  # type: ignore[union-attr,call-arg]
+    "zeros are not told of": lambda: each_step(RaiseCleared, lambda s: []),
+    "zeros are not waited for": lambda: each_step(AwaitCleared, lambda s: []),
+    "who knows of zeros is not counted": lambda: each_step(PassCleared, lambda s: []),
+    "who knows of zeros counts twice": lambda: each_step(PassCleared, lambda s: [s, s]),
+    "a part not added": lambda: (d for d in each_step(StoreState, lambda s: []) if "adds" in d.plan),
     "a count not reset": lambda: each_step(ResetCount, lambda s: []),
     "a residual is asked for before the launches before have ended": lambda: (
         d for d in each_step(LetNext, lambda s: [s, Prefetch("R")]) if "asks" in d.plan

@@ -141,7 +141,7 @@ def test_a_flag_that_is_up_before_the_launch_is_noticed():
 
     inputs = parse_op(run.op).inputs("normal", 1, {})
     emulate_plan(replace(u, text=text), inputs)
-    with pytest.raises(EmuError, match="is not ordered after"):
+    with pytest.raises(EmuError, match="which nobody has lowered"):
         emulate_plan(replace(u, text=text), inputs, seed=1, times=2)
 
 

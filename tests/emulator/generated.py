@@ -93,6 +93,11 @@ GENERATED: dict[str, tuple[str, str]] = {
         "k0/splitk(S,2) k0/finish(S,begun) k0/split(m,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
         "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(3) k0.C/atom(wgmma,64,32,16) k0/pdl()",
     ),
+    "added statistic": (  # of four tiles, two of each row, one block makes two of different rows
+        "matmul:100x64x128:f16:nk,residual,sum_squares",
+        "k0/splitk(S,2) k0/finish(S,added) k0/split(m,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) "
+        "k0/stage(B,tma,2) k0/specialize(1,0,0) k0/persist(3) k0.C/atom(wgmma,64,32,16) k0/pdl()",
+    ),
     "asked ahead": (
         "matmul:100x64x200:f16:nk,bias,residual",
         "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,64) k0/split(m,warpgroup,64) k0/stage(A,tma,2) k0/stage(B,tma,2) "
@@ -171,11 +176,8 @@ GENERATED: dict[str, tuple[str, str]] = {
     ),
 }
 
-AGAIN = (
-    "shares",
-    "counted statistic",
-    "begun statistic",
-)  # launched twice, on the flags and counts that the first leaves
+# Launched twice, on the flags and counts that the first leaves.
+AGAIN = ("shares", "counted statistic", "begun statistic", "added statistic")
 
 
 @cache

@@ -342,6 +342,34 @@ def numbers() -> Iterator[Probe]:
         lambda: [words(64), zeros(128), zeros(3), zeros(96)],
         block=64,
     )
+    yield Probe(  # whichever warp is the first sets words to zero, to which both add; words are 0 again when both have passed
+        "sums",
+        """EMMY_KERNEL(64, 1) probe(const u32* in, float* sums, u32* counts, u32* out) {
+  const u32 t = threadIdx.x;
+  u32 x[1], zero[1], before[1];
+  zero[0] = 0u;
+  for (u32 i = 0; i < 3; ++i) {
+    before[0] = 0u;
+    if (t % 32 == 0) before[0] = emmy_count_around(counts, 1u);
+    before[0] = emmy_shfl_idx_u32(before[0], 0u);
+    if (before[0] == 0) emmy_stg_b32(sums + i * 32 + t % 32, zero);
+    emmy_syncwarp();
+    if (before[0] == 0 && t % 32 == 0) emmy_flag_raise(counts + 1);
+    if (t % 32 == 0) emmy_flag_await(counts + 1);
+    emmy_syncwarp();
+    if (t % 32 == 0) emmy_pass_on(counts + 1, 2u);
+    x[0] = __float_as_uint((float)(in[t] % 1024u + i));
+    emmy_add_f32(sums + i * 32 + t % 32, x);
+    emmy_syncthreads();
+  }
+  if (t < 2) {
+    emmy_ldg_b32(x, counts + t);
+    emmy_stg_b32(out + t, x);
+  }
+}""",
+        lambda: [words(64), np.full(96, 7.0, "<f4"), zeros(2), zeros(2)],
+        block=64,
+    )
     # Which lane is elected is the hardware's choice: how many are, in each warp, twice, and how many both times.
     yield Probe(
         "elect",

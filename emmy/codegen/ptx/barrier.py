@@ -163,6 +163,34 @@ HELPERS: tuple[Helper, ...] = (
         asm("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;", '"=r"(before[0])', '"l"(p)', memory=True),
         "before[0] = emu::count_begun(p, site);",
     ),
+    # The same, of what they will add: whoever is the last sets the word back.
+    Helper(
+        "count_around",
+        "u32 count_around(void* p, u32 last)",
+        f"{_SYNC}: atom.relaxed.inc: 0 comes after `last`; returns what it was",
+        "u32 before;\n"
+        + asm("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;", '"=r"(before)', '"l"(p), "r"(last)', memory=True)
+        + "\nreturn before;",
+        "return emu::count_around(p, last, site);",
+    ),
+    _plain(
+        "pass_on",
+        "void* p, u32 last",
+        f"{_SYNC}: red.relaxed.inc: a raised flag counts who knows; the last lowers it",
+        "red.relaxed.gpu.global.inc.u32 [%0], %1;",
+        '"l"(p), "r"(last)',
+        "emu::count_around(p, last, site);",
+        AMPERE,
+    ),
+    _plain(
+        "add_f32",
+        "void* p, const u32* word",
+        f"{_SYNC}: red.relaxed.add.f32: nobody waits for it, additions come in any order",
+        "red.relaxed.gpu.global.add.f32 [%0], %1;",
+        '"l"(p), "f"(__uint_as_float(word[0]))',
+        'emu::global_add(static_cast<float*>(p), __uint_as_float(word[0]), "red.add", site);',
+        AMPERE,
+    ),
     # 8 bytes in memory: a word, and whether it is there. They come and go at once (PTX ISA: Memory Consistency Model: scalar accesses).
     _plain(
         "mark_leave",

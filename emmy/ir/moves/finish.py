@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from emmy.ir.moves.base import Move, Site, legal_sites, refuse_path, register
 from emmy.ir.plan import Launch, Plan, folds_results
+from emmy.ir.program import SUM
 from emmy.ir.target import Target
 
-_BEGUN = "begun"
+_BEGUN, _ADDED = "begun", "added"
 
 
 @register
@@ -28,6 +29,10 @@ class Finish(Move):
     finish(S,begun): blocks are counted before their first tile instead, and it is the last to begin that combines. A part is
     then left with a mark in the same 8 bytes, so that nobody waits for what else a block has stored on its way to memory; only
     the block that combines waits, for parts of blocks that have begun.
+
+    finish(S,added): nobody combines. The first to begin sets its rows of S to zero and says so, and blocks add their parts to S in
+    memory when they have them (PTX ISA: red.relaxed), which nobody waits for. Additions come in any order, so that two runs may
+    differ in the last bits of S, as they never do otherwise. Of f32 sums alone.
     """
 
     out: str
@@ -39,15 +44,15 @@ class Finish(Move):
     @classmethod
     def sites(cls, plan: Plan, target: Target) -> Iterator[Site]:
         left = [(la.name, w.stage) for la in plan.launches for w in la.tile.works if not w.combine]
-        return legal_sites((cls(la, None, x, when) for la, x in left for when in (None, _BEGUN)), plan, target)
+        return legal_sites((cls(la, None, x, when) for la, x in left for when in (None, _BEGUN, _ADDED)), plan, target)
 
     def refuse(self, plan: Plan, target: Target) -> str | None:
         missing = refuse_path(self, plan)
         if missing:
             return missing
         la, space = plan.launch(self.launch), plan.workspace(self.out)
-        if self.when not in (None, _BEGUN):
-            return f"blocks are counted when they have left their part, or {_BEGUN}, not {self.when}: 2 ways"
+        if self.when not in (None, _BEGUN, _ADDED):
+            return f"parts are combined by the last to leave one, the last that has {_BEGUN}, or {_ADDED}, not {self.when}: 3 ways"
         if target.is_cpu:
             return f"{target.name} has no blocks of threads: finish counts those that left their part of {self.out}"
         if space is None or all(w.combine or w.stage != self.out for w in la.tile.works):
@@ -58,6 +63,12 @@ class Finish(Move):
             return f"{self.out} is no statistic of what {self.launch} makes: its {space.parts} parts are as large as a tile each"
         if not isinstance(size := plan.program.dim(space.axis), int):
             return f"{space.axis} has {size.lo}..{size.hi} elements: the last block must know of how many parts it is the last"
+        stage = plan.program.stage(self.out)
+        if self.when == _ADDED and (
+            stage.monoid != SUM or stage.dtype != "f32" or self.out not in plan.program.outputs
+        ):
+            kind, n = stage.monoid.name if stage.monoid else "no fold", len(plan.program.outputs)
+            return f"memory adds f32 sums that leave the program: {self.out} is {stage.dtype}, {kind}, of {n} outputs"
         return self._refuse_launch(plan)
 
     def _refuse_launch(self, plan: Plan) -> str | None:
@@ -77,8 +88,9 @@ class Finish(Move):
 
     def rewrite(self, plan: Plan, target: Target) -> Plan:
         launches = tuple(x for x in plan.launches if x != _combining(plan, self.out))
-        marked = self.when == _BEGUN
-        spaces = (replace(x, by_last=True, marked=marked) if x.value == self.out else x for x in plan.workspaces)
+        marked, added = self.when == _BEGUN, self.when == _ADDED
+        done = (replace(x, by_last=True, marked=marked, added=added) for x in plan.workspaces)
+        spaces = (new if x.value == self.out else x for x, new in zip(plan.workspaces, done, strict=True))
         return replace(plan, launches=launches, workspaces=tuple(spaces))
 
 

@@ -201,7 +201,9 @@ static u32* flag_at(const void* p, bool store, const char* op, const Site& site)
 }
 
 void flag_raise(void* p, const Site& site) {
-  *flag_at(p, true, "st.release", site) = 1;
+  u32* flag = flag_at(p, true, "st.release", site);
+  if (*flag) fail("race", "a flag is raised at %p, which nobody has lowered", p);
+  *flag = 1;
   Clock& announced = run.flags[p];
   announced = {};
   release(*run.now, announced);
@@ -230,6 +232,14 @@ u32 count_begun(void* p, const Site& site) {
   u32* word = flag_at(p, true, "atom.relaxed", site);
   ++run.stats.atomics;
   return (*word)++;
+}
+
+u32 count_around(void* p, u32 last, const Site& site) {
+  u32* word = flag_at(p, true, "atom.relaxed", site);
+  ++run.stats.atomics;
+  const u32 before = *word;
+  *word = before >= last ? 0 : before + 1;
+  return before;
 }
 
 // ---- words with a mark beside them that says that they are there. Nobody knows anything else by them.

@@ -79,6 +79,7 @@ void flag_await(const void* p, const Site& site);
 void flag_lower(void* p, const Site& site);
 u32 count(void* p, const Site& site);
 u32 count_begun(void* p, const Site& site);
+u32 count_around(void* p, u32 last, const Site& site);
 void mark_leave(void* p, u32 word, const Site& site);
 void mark_look(u32* words, const void* p, const Site& site);
 void mark_await(u32* words, const void* p, const Site& site);

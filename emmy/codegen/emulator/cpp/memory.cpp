@@ -123,6 +123,7 @@ void global_write(void* to, const void* from, u32 bytes, const char* op, const S
 float global_add(float* to, float value, const char* op, const Site& site) {
   tick(site);
   float* p = static_cast<float*>(global_at(to, 4, true, op));
+  watch(p, 4, false, op, site);                // ordered with stores, as loads are, and not with one another
   const float old = *p;
   *p = old + value;
   ++run.stats.atomics;
