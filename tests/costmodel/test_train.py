@@ -52,6 +52,7 @@ def test_the_model_beats_random_and_copying_on_shapes_it_has_not_seen(trained: T
     assert s["pick"].top1 < 0.1 and s["model"].spearman > 0.9
 
 
+@pytest.mark.slow
 def test_a_member_that_sees_binaries_knows_what_the_plan_does_not_tell(target: Target) -> None:
     samples = invented(30)
     built = np.full((len(samples), len(BUILT)), np.nan)

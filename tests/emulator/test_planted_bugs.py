@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from emmy.codegen.emulator import SCHEDULES
 from emmy.errors import EmuError
@@ -42,7 +44,17 @@ def test_a_generated_kernel_is_right_before_it_is_harmed(kernel: str) -> None:
         assert error <= 1 and stored == stored_bytes(kernel)
 
 
-@pytest.mark.parametrize("bug", GENERATED_BUGS, ids=[f"{b.kernel}: {b.what}" for b in GENERATED_BUGS])
+def _generated_bugs() -> list[ParameterSet]:
+    """Of each kernel's bugs two are planted in every run, which costs a compilation each, the others in the slow tier."""
+    found, marks = Counter[str](), []
+    for b in GENERATED_BUGS:
+        found[b.kernel] += 1
+        slow = [pytest.mark.slow] if found[b.kernel] > 2 else []
+        marks.append(pytest.param(b, id=f"{b.kernel}: {b.what}", marks=slow))
+    return marks
+
+
+@pytest.mark.parametrize("bug", _generated_bugs())
 def test_a_bug_planted_in_a_generated_kernel_is_noticed(
     bug: GeneratedBug, record_property: Callable[[str, object], None]
 ) -> None:

@@ -139,6 +139,7 @@ def _timed(name: str) -> Iterable[tuple[Point, float]]:
     return zip(space.points(), space.times_us, strict=True)
 
 
+@pytest.mark.slow
 def test_auto_reaches_its_score_and_a_siblings_model_improves_it() -> None:
     space = load_recorded("convolution.a4000")
     cold, warm = (

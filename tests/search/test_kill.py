@@ -118,6 +118,7 @@ def check_kills(tmp_path: Path, kills: int, budget: int, strategy: str) -> None:
     assert sorted(r.id for r in stored) == sorted(r.id for r in rows)
 
 
+@pytest.mark.slow
 def test_a_tuner_killed_a_few_times_ends_with_the_rows_of_one_that_was_not(tmp_path: Path) -> None:
     check_kills(tmp_path, kills=4, budget=80, strategy="random")
 

@@ -74,6 +74,7 @@ class EveryThird:
         self.learnt.append(row.schedule)
 
 
+@pytest.mark.slow
 def test_a_run_counts_what_was_timed_and_goes_on_after_an_interruption_as_if_there_was_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
