@@ -489,8 +489,14 @@ def _best_stored(
     times = {name: by_schedule([r for r in stored if r.op == name]) for name in names}
     asked += [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
     if not asked:
-        raise UsageError(f"nothing is stored on {gpu}{f' of {op}' if op else ''}. Tune something: `emmy tune OP`")
+        raise UsageError(
+            f"nothing is stored on {gpu}{f' of {_asked_for(op)}' if op else ''}. Tune something: `emmy tune OP`"
+        )
     return tuple(dict.fromkeys(asked))
+
+
+def _asked_for(ops: Op | str | Sequence[str]) -> str:
+    return str(ops) if isinstance(ops, Op | str) else ", ".join(ops)
 
 
 # ---------------------------------------------------------------- ship

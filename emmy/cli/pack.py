@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_tasks, add_threads, positive
+from emmy.cli.verb import Verb, add_gpu, add_home, add_tasks, add_threads, file, positive
 from emmy.errors import UsageError, WrongAnswer
 from emmy.report import Bar, Screen, counted
 
@@ -29,7 +29,7 @@ def configure(parser: ArgumentParser) -> None:
     sub.add_argument("ops", nargs="+", metavar="OP", help="ops, or sets: @gemma4-12b, @gemma4-12b-server, @config:PATH")
     add_gpu(sub)
     add_threads(sub)
-    sub.add_argument("--out", type=Path, required=True, metavar="FILE", help="the pack; by habit it ends in .emmypack")
+    sub.add_argument("--out", type=file, required=True, metavar="FILE", help="the pack; by habit it ends in .emmypack")
     sub.add_argument("--jobs", type=positive, default=0, metavar="N", help="compilers at once (default: one a core)")
     add_home(sub)
     sub = add_task("inspect", _inspect, "list what a pack holds, and why stock serves the rest")
