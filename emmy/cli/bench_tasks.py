@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import VerbParser, add_gpu, add_home, add_threads, count, file, folder, positive, seconds
+from emmy.errors import UsageError
 from emmy.report import Bar, Screen, counted, number, record_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ EXAMPLES = (
     "bench accum-error --gpu h200",
     "bench report chart/ --html chart.html --svg chart.svg",
 )
+TASKS = tuple(example.split()[1] for example in EXAMPLES)
 
 
 def add(parser: VerbParser) -> None:
@@ -71,6 +73,7 @@ def add(parser: VerbParser) -> None:
     sub.add_argument("--emulate", action="store_true", help="run the kernels' text on the emulator; no GPU is needed")
     sub = parser.add_task("report", report, "sum up results, and draw them", EXAMPLES[2])
     sub.add_argument("results", type=Path, help="the folder of `bench kernels`, or a file of one")
+    sub.add_argument("--gpu", default="", metavar="NAME", help="only rows of this target")
     sub.add_argument("--html", type=file, metavar="FILE", help="write one page with everything, that needs no network")
     sub.add_argument("--svg", type=file, metavar="FILE", help="write the chart: bars a case, normalised to eager")
     add_home(sub)
@@ -115,7 +118,7 @@ def kernels(args: Namespace, screen: Screen) -> int:
             )
     finally:
         signal.signal(signal.SIGINT, before)
-    cases = case_lanes(results.rows)
+    cases = case_lanes(_of(args.gpu, results.rows, screen))
     _sum_up(cases, screen)
     if left:
         screen.say(f"{counted(left, 'case')} left: the same command goes on")
@@ -142,7 +145,10 @@ def report(args: Namespace, screen: Screen) -> int:
     from emmy.benchmark.results import read
     from emmy.benchmark.summary import case_lanes
 
-    cases = case_lanes(read(args.results))
+    rows = read(args.results)
+    if args.gpu and args.gpu not in (there := sorted({r.target for r in rows})):
+        raise UsageError(f"{args.results} holds no rows of {args.gpu!r}, only of {', '.join(there) or 'nothing'}")
+    cases = case_lanes(_of(args.gpu, rows, screen))
     _sum_up(cases, screen)
     if args.svg:
         from emmy.benchmark.chart import chart_svg
@@ -160,6 +166,17 @@ def report(args: Namespace, screen: Screen) -> int:
             screen.say(f"written: {path}")
             screen.record("file", {"path": path})
     return 0
+
+
+def _of(gpu: str, rows: Sequence[LaneRow], screen: Screen) -> Sequence[LaneRow]:
+    """The rows of a target, or all; says when they are of several products, whose ratios no mean should mix."""
+    rows = [r for r in rows if gpu in ("", r.target)]
+    products = sorted({f"{r.product} ({r.target})" for r in rows})
+    if len(products) > 1:
+        screen.say(
+            f"note: rows of {', '.join(products)}: a case counts where it was measured last; --gpu takes one target's"
+        )
+    return rows
 
 
 def _write(path: Path, text: str) -> None:

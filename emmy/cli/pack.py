@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,6 +159,8 @@ def _load(args: Namespace, screen: Screen) -> int:
     screen.show(
         f"{len(plans)} of {counted(len(pack.cases), 'op')} ready in {ready - began:.2f} s, {len(pack.rebuilt)} compiled from source"
     )
+    for why, n in Counter(why for c in pack.cases if (why := pack.why_stock(c.op))).most_common():
+        screen.say(f"left to stock: {counted(n, 'op')}: {why}")
     for why in sorted(set(pack.rebuilt.values())):
         screen.say(f"compiled from source: {why}")
     return 0

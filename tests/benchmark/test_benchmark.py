@@ -271,6 +271,20 @@ def test_the_command_sums_up_and_writes_both_pictures(
     assert main(["bench", "report", str(tmp_path)]) == 1 and "holds no results" in capsys.readouterr().err
 
 
+def test_rows_of_two_cards_in_a_folder_are_told_apart(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(measured)
+    Results.open(measured).append([replace(r, target="h200", product="H200", samples_us=(5.0,)) for r in rows])
+    assert main(["bench", "report", str(measured)]) == 0
+    assert "note: rows of H200 (h200), fake (cpu): a case counts where it was measured last" in capsys.readouterr().err
+    assert main(["bench", "report", str(measured), "--gpu", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "note" not in err and "matmul:64x96x128:f32" in out
+    assert (
+        main(["bench", "report", str(measured), "--gpu", "a100"]) == 2
+        and "only of cpu, h200" in capsys.readouterr().err
+    )
+
+
 def test_the_error_of_sums_is_told_of_gpus_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "accum-error"]) == 2 and "keeps sums in f32 alone" in capsys.readouterr().err
     assert main(["bench", "accum-error", "--gpu", "h200", "--emulate", "--k", "100"]) == 2

@@ -141,6 +141,8 @@ BAD = [
     (2, ["bench", "kernels", OP, "--out", "x", "--compilers", "-1"], "invalid count value: '-1'"),
     (2, ["bench", "report", "x", "--svg", str(ROOT)], "is a folder: name a file in it"),
     (1, ["bench", "report", __file__], "test_entry.py is damaged, or no Parquet file"),
+    (2, ["bench", "kernel", OP], "'kernel' is no op, which has a colon or begins with @, nor a task"),
+    (2, ["bench", "--rounds", "3", "kernels", OP], "the first word after `emmy bench`"),
     (2, ["verify", OP], f"nothing is stored on cpu of {OP}"),
 ]
 

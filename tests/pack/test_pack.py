@@ -120,8 +120,11 @@ def test_inspect_verify_and_load_say_what_a_pack_holds_and_that_it_is_right(
     code, (_, *found), err = said(capsys, "pack", "verify", path)
     assert code == 0 and len(found) == 4
     assert all((f["digests"], f["rebuild"], f["answers"]) == ("ok", "ok", "ok") and f["error"] < 1 for f in found)  # type: ignore[operator]
-    code, (_, loaded), _ = said(capsys, "pack", "load", path)
+    code, (_, loaded), err = said(capsys, "pack", "load", path)
     assert code == 0 and (loaded["ready"], loaded["stock"], loaded["rebuilt"]) == (2, 2, 0)
+    assert (
+        "left to stock: 1 op: no win: 0.9 times" in err and "1 op: predicted, never measured: open the pack with" in err
+    )
 
 
 def test_verify_finds_a_changed_member_and_a_kernel_that_computes_something_else(
