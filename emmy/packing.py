@@ -49,6 +49,8 @@ def offers(ops: Sequence[Op], target: Target, home: Path, threads: int = 1) -> t
     """
     known = _Known(home, target, _rows(home, target, threads), predicted_ops(home, target))
     made = tuple(_offer(op, known) for op in ops)
+    if not ops:
+        raise UsageError("a pack of no op: name one, or a set such as @gemma4-12b")
     if not any(c.evidence for o in made for c in o.choices):
         others, how = f" and {len(ops) - 1} more" * (len(ops) > 1), f" --threads {threads}" * (threads > 1)
         absent = "" if target.is_cpu else ", on the card, or without it to predict"

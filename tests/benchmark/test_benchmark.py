@@ -74,7 +74,7 @@ class Recorder(FakeMeasurer):
         return super().heat(op, schedules, rivals, rounds)
 
 
-def bench(out: Path, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
+def bench(out: Path | str, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
     return api.bench_kernels(OPS, out, measurer=measurer, **options)  # type: ignore[arg-type]
 
 

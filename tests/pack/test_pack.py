@@ -102,6 +102,15 @@ def test_a_build_that_is_killed_leaves_a_whole_pack_or_none(tmp_path: Path) -> N
     assert seen == {False, True}
 
 
+def test_a_pack_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "x", "File exists")):
+        named = path if path == tmp_path else path.parent
+        with pytest.raises(PackError, match=f"^{named}: cannot be written: {why}. Free space, or name another file$"):
+            Pack.build(packs.cpu_offers(), path, load_target("cpu"))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"] and not list(tmp_path.parent.glob(".*"))
+
+
 # ---------------------------------------------------------------- the command line
 def said(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[dict[str, object]], str]:
     code = main([*map(str, argv), "--json"])
