@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from emmy import api
     from emmy.api import bench, expand, explain, export, load, show, tune, verify
     from emmy.dynamo import compile, torch_op  # both need torch
     from emmy.errors import EmmyError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "EmmyError", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show",
+    "EmmyError", "api", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show",
     "torch_op", "tune", "verify",
 ]  # fmt: skip
 
@@ -37,6 +38,8 @@ _ROOM = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "api":  # what the verbs call that has no name here
+        return import_module("emmy.api")
     if name not in _ROOM:
         raise AttributeError(f"module 'emmy' has no attribute {name!r}")
     return getattr(import_module(_ROOM[name]), name)

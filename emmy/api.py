@@ -390,8 +390,8 @@ def bench(
 
 
 def bench_kernels(
-    names: Sequence[str],
-    out: Path,
+    names: str | Sequence[str],
+    out: Path | str,
     *,
     gpu: str = "cpu",
     threads: int = 1,
@@ -413,12 +413,12 @@ def bench_kernels(
 
     Raises UsageError, NoSuchDevice or DeviceBusy.
     """
-    cases, target = bench_cases(names), load_target(gpu)
+    cases, target = bench_cases((names,) if isinstance(names, str) else names), load_target(gpu)
     with device(target, threads, wait=wait, measurer=measurer) as here:
         setting = Setting(
             target, threads, tuple(lanes), home or config.home(), __version__, seconds, rounds, again, compilers
         )
-        results = Results.open(out)
+        results = Results.open(Path(out))
         try:
             _, left = BenchSitting(setting, cases, here, results, told, stop or Stop()).go()
         finally:
@@ -489,8 +489,14 @@ def _best_stored(
     times = {name: by_schedule([r for r in stored if r.op == name]) for name in names}
     asked += [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
     if not asked:
-        raise UsageError(f"nothing is stored on {gpu}{f' of {op}' if op else ''}. Tune something: `emmy tune OP`")
+        raise UsageError(
+            f"nothing is stored on {gpu}{f' of {_asked_for(op)}' if op else ''}. Tune something: `emmy tune OP`"
+        )
     return tuple(dict.fromkeys(asked))
+
+
+def _asked_for(ops: Op | str | Sequence[str]) -> str:
+    return str(ops) if isinstance(ops, Op | str) else ", ".join(ops)
 
 
 # ---------------------------------------------------------------- ship

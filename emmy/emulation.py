@@ -75,9 +75,9 @@ def emulated(
     """What would be loaded of ops and sets (without any: of what is stored) on cards that need not be here: replayed,
     compiled, and run in the emulator, with whole numbers under so many `orders` of the threads, by `jobs` processes.
 
-    Raises UsageError for a CPU, or where nothing is named nor stored.
+    Raises UsageError for a CPU, where nothing is named nor stored, or for an EMMY_FAST_MATH that is not 0 or 1.
     """
-    home = home or config.home()
+    home, _ = home or config.home(), config.fast_math()  # which may be wrong once, not once an op
     for target in map(load_target, gpus):
         if target.is_cpu:
             raise UsageError(f"{target.name} needs no emulator: `emmy verify` compiles its schedules and runs them")

@@ -49,10 +49,14 @@ def offers(ops: Sequence[Op], target: Target, home: Path, threads: int = 1) -> t
     """
     known = _Known(home, target, _rows(home, target, threads), predicted_ops(home, target))
     made = tuple(_offer(op, known) for op in ops)
+    if not ops:
+        raise UsageError("a pack of no op: name one, or a set such as @gemma4-12b")
     if not any(c.evidence for o in made for c in o.choices):
+        others, how = f" and {len(ops) - 1} more" * (len(ops) > 1), f" --threads {threads}" * (threads > 1)
+        absent = "" if target.is_cpu else ", on the card, or without it to predict"
         raise UsageError(
-            f"nothing is stored on {target.name} of {ops[0]}{f' and {len(ops) - 1} others' * (len(ops) > 1)}. Tune first, on the card, or "
-            f"without it to predict: `emmy tune OP --gpu {target.name}`"
+            f"nothing is stored on {target.name}{f' with {threads} threads' * bool(how)} of {ops[0]}{others}. Tune first{absent}: "
+            f"`emmy tune OP --gpu {target.name}{how}`"
         )
     return made
 

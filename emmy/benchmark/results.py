@@ -137,9 +137,9 @@ def latest(rows: Iterable[LaneRow]) -> dict[str, dict[Lane, LaneRow]]:
 
 
 def read(path: Path) -> list[LaneRow]:
-    """The rows of a folder or of a Parquet file. Raises DataError where there are none, or of another form."""
+    """The rows of a folder, or of one of its files. Raises DataError where there are none, or of another form."""
     if path.is_file():
-        return read_parquet(path)
+        return list(_lines(path)) if path.suffix == ".jsonl" else read_parquet(path)
     if (path / LINES).exists():
         return list(_lines(path / LINES))
     if (path / PARQUET).exists():
@@ -165,7 +165,12 @@ def read_parquet(path: Path) -> list[LaneRow]:
     import duckdb
 
     with duckdb.connect() as con:
-        found = con.execute(f"SELECT * FROM read_parquet({quote(path)})")
+        try:
+            found = con.execute(f"SELECT * FROM read_parquet({quote(path)})")
+        except duckdb.Error as e:
+            raise DataError(
+                f"{path} is damaged, or no Parquet file: {str(e).splitlines()[0]}. Move it away; `emmy bench kernels` writes it anew"
+            ) from None
         have = [d[0] for d in found.description or ()]
         if lacking := [n for n in NAMES if n not in have]:
             raise DataError(f"{path} has no column {', '.join(lacking)}: it was not written by `emmy bench kernels`")
@@ -196,4 +201,5 @@ def _lines(path: Path) -> Iterable[LaneRow]:
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             if n == text.count("\n") + 1:
                 return  # the last, torn by a kill
-            raise DataError(f"{path}, line {n} is no row of the benchmark: {e}") from None
+            what = f"it lacks {e}" if isinstance(e, KeyError) else e
+            raise DataError(f"{path}, line {n} is no row of the benchmark: {what}. Remove it to go on") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from emmy.cli import bench_tasks
 from emmy.cli.verb import Verb, VerbParser, add_gpu, add_home, add_threads, positive
-from emmy.errors import EmmyError
+from emmy.errors import EmmyError, UsageError
 from emmy.measure.rivals import RIVALS
 from emmy.report import Screen, race_record, show_races
 
@@ -35,6 +35,11 @@ def run(args: Namespace, screen: Screen) -> int:
     if "task" in args:
         done_by: int = args.task(args, screen)
         return done_by
+    if strays := [word for word in args.op if ":" not in word and not word.startswith("@")]:
+        raise UsageError(
+            f"{strays[0]!r} is no op, which has a colon or begins with @, nor a task, of which the first word after `emmy bench` is one: "
+            f"{', '.join(bench_tasks.TASKS)}"
+        )
     done, code, ops = [], 0, api.expand(args.op)
     where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
     served = [api.serving(op, **where) for op in ops]

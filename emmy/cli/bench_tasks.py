@@ -8,8 +8,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import VerbParser, add_gpu, add_home, add_threads, positive
-from emmy.report import Bar, Screen, number, record_of
+from emmy.cli.verb import VerbParser, add_gpu, add_home, add_threads, count, file, folder, positive, seconds
+from emmy.errors import UsageError
+from emmy.report import Bar, Screen, counted, number, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 
 LANES = "eager,compile,max-autotune,emmy,emmy-hybrid"
 INTERRUPTED, WRONG = 130, 4
+NO_RATIO = (
+    "no ratio yet: of {} none has a time of Emmy and one of torch of the same heat. `emmy bench kernels` measures them"
+)
 EXAMPLES = (
     "bench kernels @gemma4-12b --gpu h200 --seconds 420 --out chart/",
     "bench accum-error --gpu h200",
     "bench report chart/ --html chart.html --svg chart.svg",
 )
+TASKS = tuple(example.split()[1] for example in EXAMPLES)
 
 
 def add(parser: VerbParser) -> None:
@@ -31,7 +36,7 @@ def add(parser: VerbParser) -> None:
     sub.add_argument("op", nargs="+", help="ops, or sets: @gemma4-12b, @gemma4-12b/q_proj*, @config:PATH")
     sub.add_argument(
         "--out",
-        type=Path,
+        type=folder,
         required=True,
         metavar="DIR",
         help="folder of the results; what it holds is not measured again",
@@ -40,7 +45,7 @@ def add(parser: VerbParser) -> None:
     add_threads(sub)
     sub.add_argument("--lanes", default=LANES, metavar="A,B", help=f"of {LANES} (default: all)")
     sub.add_argument(
-        "--seconds", type=float, metavar="N", help="begin no case later than that (default: until all are done)"
+        "--seconds", type=seconds, metavar="N", help="begin no case later than that (default: until all are done)"
     )
     sub.add_argument("--rounds", type=positive, default=7, metavar="N", help="samples of each lane (default: 7)")
     sub.add_argument(
@@ -48,7 +53,7 @@ def add(parser: VerbParser) -> None:
     )
     sub.add_argument(
         "--compilers",
-        type=int,
+        type=count,
         metavar="N",
         help="processes that compile torch's kernels ahead; 0: none (default: one a core)",
     )
@@ -67,9 +72,10 @@ def add(parser: VerbParser) -> None:
     )
     sub.add_argument("--emulate", action="store_true", help="run the kernels' text on the emulator; no GPU is needed")
     sub = parser.add_task("report", report, "sum up results, and draw them", EXAMPLES[2])
-    sub.add_argument("results", type=Path, help="the folder of `bench kernels`, or a Parquet file of one")
-    sub.add_argument("--html", type=Path, metavar="FILE", help="write one page with everything, that needs no network")
-    sub.add_argument("--svg", type=Path, metavar="FILE", help="write the chart: bars a case, normalised to eager")
+    sub.add_argument("results", type=Path, help="the folder of `bench kernels`, or a file of one")
+    sub.add_argument("--gpu", default="", metavar="NAME", help="only rows of this target")
+    sub.add_argument("--html", type=file, metavar="FILE", help="write one page with everything, that needs no network")
+    sub.add_argument("--svg", type=file, metavar="FILE", help="write the chart: bars a case, normalised to eager")
     add_home(sub)
 
 
@@ -112,10 +118,10 @@ def kernels(args: Namespace, screen: Screen) -> int:
             )
     finally:
         signal.signal(signal.SIGINT, before)
-    cases = case_lanes(results.rows)
+    cases = case_lanes(_of(args.gpu, results.rows, screen))
     _sum_up(cases, screen)
     if left:
-        screen.say(f"{left} cases are left: the same command goes on with them")
+        screen.say(f"{counted(left, 'case')} left: the same command goes on")
     if any(r.status == "correctness" for c in cases for r in c.lanes.values() if r.runs == "emmy"):
         return WRONG
     return INTERRUPTED if stop.asked else 0
@@ -139,7 +145,10 @@ def report(args: Namespace, screen: Screen) -> int:
     from emmy.benchmark.results import read
     from emmy.benchmark.summary import case_lanes
 
-    cases = case_lanes(read(args.results))
+    rows = read(args.results)
+    if args.gpu and args.gpu not in (there := sorted({r.target for r in rows})):
+        raise UsageError(f"{args.results} holds no rows of {args.gpu!r}, only of {', '.join(there) or 'nothing'}")
+    cases = case_lanes(_of(args.gpu, rows, screen))
     _sum_up(cases, screen)
     if args.svg:
         from emmy.benchmark.chart import chart_svg
@@ -159,9 +168,22 @@ def report(args: Namespace, screen: Screen) -> int:
     return 0
 
 
+def _of(gpu: str, rows: Sequence[LaneRow], screen: Screen) -> Sequence[LaneRow]:
+    """The rows of a target, or all; says when they are of several products, whose ratios no mean should mix."""
+    rows = [r for r in rows if gpu in ("", r.target)]
+    products = sorted({f"{r.product} ({r.target})" for r in rows})
+    if len(products) > 1:
+        screen.say(
+            f"note: rows of {', '.join(products)}: a case counts where it was measured last; --gpu takes one target's"
+        )
+    return rows
+
+
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    from emmy.codegen.files import appearing
+
+    with appearing(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def _sum_up(cases: Sequence[CaseLanes], screen: Screen) -> None:
@@ -182,5 +204,7 @@ def _sum_up(cases: Sequence[CaseLanes], screen: Screen) -> None:
         )  # fmt: skip
         screen.rows("worst", lowest, {"case": "case", "kind": "kind", "tier": "tier", "ratio": "ratio", "time_us": "us",
                                       "rival_us": "rival us", "origin": "schedule is"})  # fmt: skip
+    if not found:
+        screen.say(NO_RATIO.format(counted(len(cases), "case")))
     for r in failures(cases):
         screen.say(f"{r.case}, {r.lane}: {r.status}: {number(r.time_us)} {r.message}")

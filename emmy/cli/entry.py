@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -81,9 +82,8 @@ def _sentence(error: Exception, verb: Verb) -> str:
     """What to tell a user of an error that is not Emmy's own."""
     if isinstance(error, OSError) and error.strerror:  # a full disk, a path that cannot be written
         where = f"{error.filename}: " if error.filename is not None else ""
-        return (
-            f"{where}{error.strerror}. Free space, or name a folder that can be written: --home, EMMY_HOME, EMMY_CACHE."
-        )
+        full = "Free space, or name" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
+        return f"{where}{error.strerror}. {full} a place that can be written: the option it came from, --home, EMMY_HOME or EMMY_CACHE."
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return f"`emmy {verb.name}` needs the package {error.name}. Install it: pip install 'emmy[{extra}]'"
     return f"a fault in Emmy: {type(error).__name__}: {error}. `--verbose` shows where; please report it."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_tasks, add_threads, positive
+from emmy.cli.verb import Verb, add_gpu, add_home, add_tasks, add_threads, file, positive
 from emmy.errors import UsageError, WrongAnswer
 from emmy.report import Bar, Screen, counted
 
@@ -29,7 +30,7 @@ def configure(parser: ArgumentParser) -> None:
     sub.add_argument("ops", nargs="+", metavar="OP", help="ops, or sets: @gemma4-12b, @gemma4-12b-server, @config:PATH")
     add_gpu(sub)
     add_threads(sub)
-    sub.add_argument("--out", type=Path, required=True, metavar="FILE", help="the pack; by habit it ends in .emmypack")
+    sub.add_argument("--out", type=file, required=True, metavar="FILE", help="the pack; by habit it ends in .emmypack")
     sub.add_argument("--jobs", type=positive, default=0, metavar="N", help="compilers at once (default: one a core)")
     add_home(sub)
     sub = add_task("inspect", _inspect, "list what a pack holds, and why stock serves the rest")
@@ -158,6 +159,8 @@ def _load(args: Namespace, screen: Screen) -> int:
     screen.show(
         f"{len(plans)} of {counted(len(pack.cases), 'op')} ready in {ready - began:.2f} s, {len(pack.rebuilt)} compiled from source"
     )
+    for why, n in Counter(why for c in pack.cases if (why := pack.why_stock(c.op))).most_common():
+        screen.say(f"left to stock: {counted(n, 'op')}: {why}")
     for why in sorted(set(pack.rebuilt.values())):
         screen.say(f"compiled from source: {why}")
     return 0

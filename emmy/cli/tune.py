@@ -45,7 +45,7 @@ def configure(parser: ArgumentParser) -> None:
         "--budget",
         default="60s",
         metavar="B",
-        help="of each op: 60s, 5m, 300 (trials), patience=80, or several with commas (default: 60s)",
+        help="of each op: 60s, 5m, 300 (trials), patience=80, roof=0.9 (share of the roofline), or several with commas (default: 60s)",
     )
     parser.add_argument(
         "--strategy", default="auto", metavar="S", help="auto, mcts, optuna, evolve, lfbo or random (default: auto)"

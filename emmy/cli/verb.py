@@ -88,7 +88,23 @@ def folder(text: str) -> Path:
     """A folder's name; an empty one, such as that of a variable that is not set, would mean the folder one is in."""
     if not text:
         raise ArgumentTypeError("the folder's name is empty; '.' is the one you are in")
-    return Path(text)
+    return _below_folders(Path(text), Path(text))
+
+
+def file(text: str) -> Path:
+    """The name of a file to write: refused before any work is done where a folder has that name, or a file that of a folder."""
+    if not text:
+        raise ArgumentTypeError("the file's name is empty")
+    if Path(text).is_dir():
+        raise ArgumentTypeError(f"{text} is a folder: name a file in it")
+    return _below_folders(Path(text), Path(text).parent)
+
+
+def _below_folders(path: Path, last: Path) -> Path:
+    there = next((p for p in (last, *last.parents) if p.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ArgumentTypeError(f"{there} is a file: name a folder")
+    return path
 
 
 def add_home(parser: ArgumentParser) -> None:
@@ -113,6 +129,22 @@ def positive(text: str) -> int:
     """A whole number above 0; argparse shows the ValueError as a usage error."""
     n = int(text)
     if n < 1:
+        raise ValueError(text)
+    return n
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more, endless ones included; argparse shows the ValueError as a usage error."""
+    found = float(text)
+    if not found >= 0:  # nor "nan"
+        raise ValueError(text)
+    return found
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or above; argparse shows the ValueError as a usage error."""
+    n = int(text)
+    if n < 0:
         raise ValueError(text)
     return n
 

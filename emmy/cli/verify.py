@@ -115,7 +115,7 @@ def _emulated(gpus: Sequence[str], ops: Sequence[str], args: Namespace, screen: 
     _table(rows, screen)
     bad = list({(r.op, r.target): r for _, r in rows if r.verdict != "ok"}.values())
     screen.say(
-        f"{counted(len(work.cases), 'case')} on {', '.join(gpus)}: {counted(len(bad), 'failure')} of {work.count} ops on cards, "
+        f"{counted(len(work.cases), 'case')} on {', '.join(gpus)}: {counted(len(bad), 'failure')} of {counted(work.count, 'op')} on cards, "
         f"{args.orders} orders of the threads"
     )
     if interrupted:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +22,8 @@ def locked(path: Path) -> Iterator[None]:
 def appearing(path: Path) -> Iterator[Path]:
     """A name in the same folder to write to; on leaving without an exception, the file takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
+    temporary.touch(exist_ok=False)  # as readable as any file that the user makes, which mkstemp's are not
     try:
         yield temporary
         temporary.replace(path)

@@ -41,7 +41,8 @@ def _attention(n: Node) -> Group | str:
     if causal and queries != keys:
         return f"causal attention of {queries} queries and {keys} keys"
     out = [u for u in n.users if u.args[1:] == (0,)]
-    scale = float(said.get("scale") or 0.0)
+    if (scale := 1 / sqrt(dim) if said.get("scale") is None else float(said["scale"])) == 0:
+        return "attention with a scale of 0"
     try:
         op = Attention(
             batch * heads, queries, keys, dim, dtype_of(q), causal, kv_heads=batch * kv_heads,

@@ -16,6 +16,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from emmy.errors import PackError
@@ -44,7 +45,7 @@ def sha256(data: bytes) -> str:
 
 
 def write(path: Path, manifest: bytes, members: Mapping[str, bytes]) -> None:
-    """Makes the file, whole or not at all: whoever looks sees the old one or the new one. Raises OSError."""
+    """Makes the file, whole or not at all: whoever looks sees the old one or the new one. Raises PackError."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as z:
         for name, data in ((MANIFEST, manifest), *sorted(members.items())):
@@ -52,16 +53,20 @@ def write(path: Path, manifest: bytes, members: Mapping[str, bytes]) -> None:
             info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
             z.writestr(info, data)
         z.comment = _COMMENT + sha256(manifest).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as f:
             f.write(out.getvalue())
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)
+    except OSError as e:
+        where = path if e.filename in (None, str(temporary)) else e.filename
+        raise PackError(f"{where}: cannot be written: {e.strerror}. Free space, or name another file") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 class Archive:

@@ -67,7 +67,7 @@ def build(
     """Compiles what the offers choose, each source once, and writes the pack. The same offers give the same bytes.
 
     workers: threads that compile; 0 = one a core
-    Raises CompileError when there is no compiler, UsageError for no offers, OSError when the file cannot be written.
+    Raises CompileError when there is no compiler, UsageError for no offers, PackError when the file cannot be written.
     """
     if not offers:
         raise UsageError("a pack of no op: name at least one")

@@ -169,7 +169,9 @@ class Pack:
         """The range as it is served here: stock has what was never measured, unless that is asked for."""
         if self.unmeasured or r.code is None or (r.evidence and r.evidence.origin == "measured"):
             return r
-        return replace(r, code=None, why="predicted, never measured: open the pack with unmeasured=True")
+        return replace(
+            r, code=None, why="predicted, never measured: open the pack with unmeasured=True, or --unmeasured"
+        )
 
     # ------------------------------------------------------------ code
     def source(self, code: Code) -> str:

@@ -59,6 +59,10 @@ def parse_budget(text: str) -> Budget:
             seconds = float(hit[1]) * _UNITS[hit[2]]
         elif hit := re.fullmatch(r"patience=([0-9]{1,9})", word):
             patience = int(hit[1])
+        elif re.fullmatch(r"roof=0*[1-9][0-9.]*", word) and not re.fullmatch(r"roof=1(\.0*)?", word):
+            raise UsageError(
+                f"budget {text!r}: {word!r} is more than the roofline, which nothing passes: at most roof=1; it is {_FORM}"
+            )
         elif hit := re.fullmatch(r"roof=(0?\.[0-9]{1,6}|1(?:\.0*)?)", word):
             roof = float(hit[1])
         else:

@@ -74,7 +74,7 @@ class Recorder(FakeMeasurer):
         return super().heat(op, schedules, rivals, rounds)
 
 
-def bench(out: Path, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
+def bench(out: Path | str, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
     return api.bench_kernels(OPS, out, measurer=measurer, **options)  # type: ignore[arg-type]
 
 
@@ -98,10 +98,11 @@ def test_all_lanes_of_a_case_take_turns_in_one_heat_and_a_second_sitting_measure
         assert case.lanes["emmy-hybrid"].status == "none" and case.lanes["compile"].status == "ok"
 
 
-def test_the_budget_in_seconds_ends_a_sitting_between_cases(tmp_path: Path) -> None:
+def test_the_budget_in_seconds_ends_a_sitting_between_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, left = bench(tmp_path, Recorder(), seconds=0.0)
     assert left == len(OPS) and results.rows == []
     assert (tmp_path / PARQUET).exists()
+    assert main(["bench", "report", str(tmp_path)]) == 0 and "no ratio yet: of 0 cases" in capsys.readouterr().err
 
 
 def test_a_torn_last_line_is_dropped_and_its_case_measured_again(measured: Path) -> None:
@@ -117,11 +118,14 @@ def test_a_torn_last_line_is_dropped_and_its_case_measured_again(measured: Path)
     (measured / LINES).write_text(damaged)
     with pytest.raises(DataError, match="line 1"):
         read(measured)
+    (measured / LINES).write_text('{"v":1,"case":"a"}\n' + "".join(lines))
+    with pytest.raises(DataError, match=r"line 1 is no row of the benchmark: it lacks .samples_us."):
+        read(measured)
 
 
 def test_a_row_comes_out_of_parquet_as_it_went_in(measured: Path) -> None:
     found = read(measured)
-    assert read_parquet(measured / PARQUET) == found
+    assert read_parquet(measured / PARQUET) == found == read(measured / LINES)
     rows = [r for r in found if r.status == "ok"]
     assert all(len(r.samples_us) == 7 and r.product == "fake" and r.roof_us > 0 for r in rows)
 
@@ -261,8 +265,24 @@ def test_the_command_sums_up_and_writes_both_pictures(
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     totals = [o for o in objects if o["record"] == "group" and o["by"] == "all"]
     assert {(o["lane"], o["rival"]) for o in totals} == {("emmy", r) for r in ("eager", "compile", "max-autotune")}
+    (plain := tmp_path / "plain").touch()
+    assert {p.stat().st_mode for p in (html, svg, measured / LINES)} == {plain.stat().st_mode}  # for others to read too
     assert html.read_text().startswith("<!doctype html>") and svg.read_text().startswith("<svg xmlns")
     assert main(["bench", "report", str(tmp_path)]) == 1 and "holds no results" in capsys.readouterr().err
+
+
+def test_rows_of_two_cards_in_a_folder_are_told_apart(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(measured)
+    Results.open(measured).append([replace(r, target="h200", product="H200", samples_us=(5.0,)) for r in rows])
+    assert main(["bench", "report", str(measured)]) == 0
+    assert "note: rows of H200 (h200), fake (cpu): a case counts where it was measured last" in capsys.readouterr().err
+    assert main(["bench", "report", str(measured), "--gpu", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "note" not in err and "matmul:64x96x128:f32" in out
+    assert (
+        main(["bench", "report", str(measured), "--gpu", "a100"]) == 2
+        and "only of cpu, h200" in capsys.readouterr().err
+    )
 
 
 def test_the_error_of_sums_is_told_of_gpus_only(capsys: pytest.CaptureFixture[str]) -> None:

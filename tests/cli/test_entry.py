@@ -125,6 +125,25 @@ BAD = [
     (2, ["export", OP, "--out", ""], "the folder's name is empty"),
     (2, ["data", "stats", "--home", ""], "the folder's name is empty"),
     (2, ["data"], "TASK"),
+    (2, ["tune", OP, "--budget", "roof=90"], "at most roof=1"),
+    (2, ["tune", OP, "--home", __file__], "test_entry.py is a file: name a folder"),
+    (2, ["pack", "build", OP, "--out", ""], "the file's name is empty"),
+    (2, ["pack", "build", OP, "--out", str(ROOT)], "is a folder: name a file in it"),
+    (2, ["pack", "build", OP, "--out", f"{__file__}/x"], "test_entry.py is a file: name a folder"),
+    (
+        2,
+        ["pack", "build", OP, "--out", "x", "--threads", "2"],
+        f"with 2 threads of {OP}. Tune first: `emmy tune OP --gpu cpu --threads 2`",
+    ),
+    (2, ["bench", "kernels", OP, "--out", ""], "the folder's name is empty"),
+    (2, ["bench", "kernels", OP, "--out", f"{__file__}/x"], "test_entry.py is a file: name a folder"),
+    (2, ["bench", "kernels", OP, "--out", "x", "--seconds", "nan"], "invalid seconds value: 'nan'"),
+    (2, ["bench", "kernels", OP, "--out", "x", "--compilers", "-1"], "invalid count value: '-1'"),
+    (2, ["bench", "report", "x", "--svg", str(ROOT)], "is a folder: name a file in it"),
+    (1, ["bench", "report", __file__], "test_entry.py is damaged, or no Parquet file"),
+    (2, ["bench", "kernel", OP], "'kernel' is no op, which has a colon or begins with @, nor a task"),
+    (2, ["bench", "--rounds", "3", "kernels", OP], "the first word after `emmy bench`"),
+    (2, ["verify", OP], f"nothing is stored on cpu of {OP}"),
 ]
 
 
@@ -166,6 +185,17 @@ def test_what_the_system_refuses_is_named_with_its_file_and_is_no_fault_of_emmy(
     said = emmy("explain", OP)
     assert said.code == 1 and "/full/disk: No space left on device. Free space" in said.err
     assert "fault in Emmy" not in said.err and said.err.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_is_not_taken_for_a_full_disk(
+    emmy: Emmy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/not/mine")
+
+    monkeypatch.setattr(api, "explain", refused)
+    said = emmy("explain", OP)
+    assert said.code == 1 and "/not/mine: Permission denied. Name a place that can be written" in said.err
 
 
 @pytest.mark.parametrize(
@@ -222,5 +252,8 @@ def test_the_version_is_the_one_that_is_packaged(emmy: Emmy) -> None:
 def test_the_public_names_are_there(fake_device: FakeDevice) -> None:
     assert {name for name in package.__all__ if getattr(package, name) is None} == set()
     assert set(package.__all__) <= set(dir(package))
+    assert package.__getattr__("api") is api and "emmy.api" in loaded_by(
+        "import emmy; emmy.api"
+    )  # as the docs write it
     with pytest.raises(AttributeError, match="nonsense"):
         package.nonsense  # type: ignore[attr-defined]  # noqa: B018

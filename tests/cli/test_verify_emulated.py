@@ -84,6 +84,14 @@ def test_sets_count_cases_and_run_an_op_that_two_share_once(emmy: Emmy, monkeypa
     assert sum(int(str(line["cases"])) for line in lines) == 2 * 258 and len(said.of("emulated")) == 2 * 258
 
 
+def test_a_variable_that_cannot_be_read_is_a_fault_of_usage_and_of_no_op(
+    emmy: Emmy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMMY_FAST_MATH", "2")
+    said = emmy("verify", OP, "--gpu", "rtx4090")
+    assert said.code == 2 and "EMMY_FAST_MATH is '2', allowed are 1 and 0" in said.err and "illegal" not in said.err
+
+
 def test_a_cpu_is_not_emulated(emmy: Emmy) -> None:
     said = emmy("verify", OP, "--gpu", "cpu", "--emulate")
     assert said.code == 2 and "needs no emulator" in said.err

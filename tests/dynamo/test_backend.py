@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import emmy
 from emmy.dynamo import CompiledModule, TorchOp, reports
+from emmy.dynamo.attentions import find_attentions
 from emmy.errors import UsageError
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -281,6 +283,23 @@ def test_attention_is_a_kernel_where_that_is_asked_for(kv_heads: int) -> None:
     assert len(report.checked) == 2
     left = compiled(f, q, k, v).reports[0].fallbacks
     assert sum("no measured schedule is stored" in x.reason for x in left) == 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "found"),
+    [
+        (0.0, "a scale of 0"),
+        (-1.0, "scale is -1, allowed"),
+        (None, "attention:2x6x6x16:f32"),
+        (0.5, "attention:2x6x6x16:f32:scale0.5"),
+    ],
+)
+def test_a_scale_that_is_no_attention_of_emmys_is_left_to_torch(scale: float | None, found: str) -> None:
+    q = torch.randn(1, 2, 6, 16)
+    traced = make_fx(lambda q: F.scaled_dot_product_attention(q, q, q, scale=scale), tracing_mode="fake")(q)
+    traced.graph.eliminate_dead_code()
+    (group,) = find_attentions(traced.graph)
+    assert found in (group[1] if isinstance(group, tuple) else group.op.key)
 
 
 @pytest.mark.slow

@@ -102,6 +102,15 @@ def test_a_build_that_is_killed_leaves_a_whole_pack_or_none(tmp_path: Path) -> N
     assert seen == {False, True}
 
 
+def test_a_pack_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "x", "File exists")):
+        named = path if path == tmp_path else path.parent
+        with pytest.raises(PackError, match=f"^{named}: cannot be written: {why}. Free space, or name another file$"):
+            Pack.build(packs.cpu_offers(), path, load_target("cpu"))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"] and not list(tmp_path.parent.glob(".*"))
+
+
 # ---------------------------------------------------------------- the command line
 def said(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[dict[str, object]], str]:
     code = main([*map(str, argv), "--json"])
@@ -120,8 +129,11 @@ def test_inspect_verify_and_load_say_what_a_pack_holds_and_that_it_is_right(
     code, (_, *found), err = said(capsys, "pack", "verify", path)
     assert code == 0 and len(found) == 4
     assert all((f["digests"], f["rebuild"], f["answers"]) == ("ok", "ok", "ok") and f["error"] < 1 for f in found)  # type: ignore[operator]
-    code, (_, loaded), _ = said(capsys, "pack", "load", path)
+    code, (_, loaded), err = said(capsys, "pack", "load", path)
     assert code == 0 and (loaded["ready"], loaded["stock"], loaded["rebuilt"]) == (2, 2, 0)
+    assert (
+        "left to stock: 1 op: no win: 0.9 times" in err and "1 op: predicted, never measured: open the pack with" in err
+    )
 
 
 def test_verify_finds_a_changed_member_and_a_kernel_that_computes_something_else(

@@ -51,6 +51,8 @@ def test_a_size_is_emmys_only_where_a_time_of_it_won(tmp_path: Path) -> None:
 
 
 def test_a_time_of_another_product_wins_nothing_and_no_rows_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a pack of no op: name one"):
+        offers((), CPU, tmp_path)
     with pytest.raises(UsageError, match="nothing is stored on cpu"):
         offers([parse_op(OP)], CPU, tmp_path)
     made = row(0, "8", 1.5)

@@ -66,6 +66,8 @@ class Attention(Op):
             raise UsageError(
                 f"attention: {self.queries} queries of {self.keys} keys: both are open and equal, or neither"
             )
+        if self.scale:
+            check_scale("attention", self.scale)
 
     @property
     def groups(self) -> int:
@@ -253,7 +255,22 @@ def _option(where: str, word: str) -> tuple[str, float]:
         r"(causal|k_is_v)|(window|kv)([1-9][0-9]{0,8})|(scale)([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{1,2})?)", word
     )
     if not hit:
-        raise UsageError(f"{where}: the options are causal, window<N>, kv<N>, k_is_v and scale<X>; got {word!r}")
+        raise UsageError(
+            f"{where}: the options are causal, window<N>, kv<N>, k_is_v and scale<X>; got {word!r}, N is 1 or more"
+        )
+    return read_option(where, hit)
+
+
+def check_scale(where: str, scale: float) -> None:
+    """Raises UsageError for a scale of logits that is not above 0, is no number, or makes more of them than f32 holds."""
+    if not 1e-9 <= scale <= 1e9:
+        raise UsageError(f"{where}: scale is {scale:g}, allowed 1e-09..1e+09; without one it is 1 / sqrt(dim)")
+
+
+def read_option(where: str, hit: re.Match[str]) -> tuple[str, float]:
+    """A word without a number, with a whole one, or `scale` with any: the groups of `hit` in that order. Raises UsageError."""
+    if hit[4]:
+        check_scale(where, float(hit[5]))  # a text that says 0 does not mean the default
     return (hit[1], 1.0) if hit[1] else (hit[2] or hit[4], float(hit[3] or hit[5]))
 
 

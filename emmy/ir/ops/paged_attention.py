@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from emmy.errors import UsageError
 from emmy.ir.dtype import DTYPES, DType, decode, size_bytes
 from emmy.ir.expr import Apply, Array, Axis, Const, Expr, Read, parse
-from emmy.ir.ops.attention import NOTHING, softmax_error, softmax_stages
+from emmy.ir.ops.attention import NOTHING, check_scale, read_option, softmax_error, softmax_stages
 from emmy.ir.ops.op import PARSERS, Accumulate, InputKind, Op, Storage, Work, drawn
 from emmy.ir.ops.sizes import parse_dtype, parse_shape, part_of
 from emmy.ir.program import SUM, Dim, Program, Reduce, Stage, Value, upper
@@ -73,6 +73,8 @@ class PagedAttention(Op):
             raise UsageError(f"paged_attention: {self.groups} heads of K and V do not divide the {self.heads} of Q")
         if self.window and not self.causal:
             raise UsageError(f"paged_attention: a window of {self.window} positions needs causal")
+        if self.scale:
+            check_scale("paged_attention", self.scale)
 
     @property
     def groups(self) -> int:
@@ -236,8 +238,8 @@ def _option(where: str, word: str) -> tuple[str, float]:
     hit = re.fullmatch(rf"(causal|k_is_v)|(window|kv|page|pool)([1-9][0-9]{{0,8}})|(scale)({number})", word)
     if not hit:
         known = "causal, window<N>, kv<N>, page<N>, pool<N>, k_is_v and scale<X>"
-        raise UsageError(f"{where}: the options are {known}; got {word!r}")
-    return (hit[1], 1.0) if hit[1] else (hit[2] or hit[4], float(hit[3] or hit[5]))
+        raise UsageError(f"{where}: the options are {known}; got {word!r}, N is 1 or more")
+    return read_option(where, hit)
 
 
 PARSERS["paged_attention"] = _parse
