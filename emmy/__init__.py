@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from emmy import api
+    from emmy import api as api
     from emmy.api import bench, expand, explain, export, load, show, tune, verify
     from emmy.dynamo import compile, torch_op  # both need torch
     from emmy.errors import EmmyError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "EmmyError", "api", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show",
+    "EmmyError", "bench", "compile", "expand", "explain", "export", "load", "load_target", "matmul", "parse_op", "show",
     "torch_op", "tune", "verify",
 ]  # fmt: skip
 

@@ -74,7 +74,7 @@ class Recorder(FakeMeasurer):
         return super().heat(op, schedules, rivals, rounds)
 
 
-def bench(out: Path | str, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
+def bench(out: Path, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
     return api.bench_kernels(OPS, out, measurer=measurer, **options)  # type: ignore[arg-type]
 
 
@@ -101,6 +101,7 @@ def test_all_lanes_of_a_case_take_turns_in_one_heat_and_a_second_sitting_measure
 def test_the_budget_in_seconds_ends_a_sitting_between_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, left = bench(tmp_path, Recorder(), seconds=0.0)
     assert left == len(OPS) and results.rows == []
+    assert api.bench_kernels(OPS[0], str(tmp_path / "one"), measurer=Recorder(), seconds=0.0)[1] == 1
     assert (tmp_path / PARQUET).exists()
     assert main(["bench", "report", str(tmp_path)]) == 0 and "no ratio yet: of 0 cases" in capsys.readouterr().err
 

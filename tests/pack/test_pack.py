@@ -108,7 +108,7 @@ def test_a_pack_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Pat
         named = path if path == tmp_path else path.parent
         with pytest.raises(PackError, match=f"^{named}: cannot be written: {why}. Free space, or name another file$"):
             Pack.build(packs.cpu_offers(), path, load_target("cpu"))
-    assert [p.name for p in tmp_path.iterdir()] == ["file"] and not list(tmp_path.parent.glob(".*"))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"] and not list(tmp_path.parent.glob(f".{tmp_path.name}*"))
 
 
 # ---------------------------------------------------------------- the command line
