@@ -28,6 +28,7 @@ def _journal(home: Path, rows: list[Measurement]) -> None:
             j.append(row, elapsed_s=0.0)
 
 
+@pytest.mark.slow
 def test_a_home_with_a_journal_gets_a_calibrated_model_for_its_target(
     tmp_path: Path, synthetic_rows: Synthetic, plan_digest: SourceDigest
 ) -> None:

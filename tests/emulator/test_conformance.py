@@ -19,10 +19,14 @@ NAMES = [p.name for p in PROBES]
 NOT_MEASURED: frozenset[str] = frozenset(("marks", "sums"))
 
 
+# Each costs a compilation: a third of them in every run, all in the slow tier.
+IN_TIERS = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if i % 3 else []) for i, p in enumerate(PROBES)]
+
+
 @pytest.mark.skipif(
     not MEASURED.exists(), reason="not made yet: python -m emmy.codegen.emulator.conformance --out FILE"
 )
-@pytest.mark.parametrize("probe", PROBES if MEASURED.exists() else PROBES[:1], ids=lambda p: p.name)
+@pytest.mark.parametrize("probe", IN_TIERS)
 def test_the_emulator_does_what_the_gpu_did(probe: Probe) -> None:
     golden = Golden.load(MEASURED)
     if probe.name in NOT_MEASURED:
@@ -32,7 +36,7 @@ def test_the_emulator_does_what_the_gpu_did(probe: Probe) -> None:
     assert disagreement(probe, on_emulator(probe, golden.arch), golden.results[probe.name]) is None
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=NAMES)
+@pytest.mark.parametrize("probe", IN_TIERS)
 def test_a_probe_gives_the_same_whatever_the_schedule(probe: Probe) -> None:
     late = on_emulator(probe, probe.archs[-1])
     assert disagreement(probe, on_emulator(probe, probe.archs[-1], 1, eager=True), late) is None

@@ -94,6 +94,7 @@ def test_tune_measures_on_the_card_and_stores_rows_under_its_name(machine: Machi
     assert best["schedule"] != default and default in {r["schedule"] for r in rows}
 
 
+@pytest.mark.slow
 def test_a_second_process_is_told_who_holds_the_card(machine: Machine) -> None:
     command = [sys.executable, "-c", HOLD]
     with subprocess.Popen(
