@@ -19,8 +19,8 @@ NAMES = [p.name for p in PROBES]
 NOT_MEASURED: frozenset[str] = frozenset(("marks", "sums"))
 
 
-# Each costs a compilation: a third of them in every run, all in the slow tier.
-IN_TIERS = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if i % 3 else []) for i, p in enumerate(PROBES)]
+# Each costs a compilation: a fifth of them in every run, the others in the slow tier.
+IN_TIERS = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if i % 5 else []) for i, p in enumerate(PROBES)]
 
 
 @pytest.mark.skipif(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -15,8 +16,15 @@ from tests.emulator.cases import CASES
 from tests.emulator.generated import GENERATED, GeneratedBug, run, stored_bytes, unharmed
 from tests.emulator.generated_bugs import GENERATED_BUGS
 
+T = TypeVar("T")
 
-@pytest.mark.parametrize("bug", BUGS, ids=[f"{b.case}: {b.what}" for b in BUGS])
+
+def _some(name: Callable[[T], str], things: Sequence[T], every: int) -> list[ParameterSet]:
+    """Every n-th in every run, for each costs a compilation, the others in the slow tier."""
+    return [pytest.param(x, id=name(x), marks=[pytest.mark.slow] if i % every else []) for i, x in enumerate(things)]
+
+
+@pytest.mark.parametrize("bug", _some(lambda b: f"{b.case}: {b.what}", BUGS, 3))
 def test_a_planted_bug_is_noticed(bug: Bug, record_property: Callable[[str, object], None]) -> None:
     case = CASES[bug.case]
     kernel = case.kernel
@@ -37,7 +45,7 @@ def test_a_planted_bug_is_noticed(bug: Bug, record_property: Callable[[str, obje
     assert noticed in bug.kinds, f"noticed as {noticed or 'nothing'}, meant to be noticed as {' or '.join(bug.kinds)}"
 
 
-@pytest.mark.parametrize("kernel", GENERATED)
+@pytest.mark.parametrize("kernel", _some(str, list(GENERATED), 2))
 def test_a_generated_kernel_is_right_before_it_is_harmed(kernel: str) -> None:
     for seed, eager in SCHEDULES:
         error, stored = run(kernel, unharmed(kernel), seed, eager)

@@ -195,6 +195,7 @@ def test_a_larger_budget_goes_on_with_an_interrupted_run(tmp_path: Path) -> None
     assert (result.resumed, result.trials) == (5, 25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "options"), [("2", {}), ("0.001s", {}), ("2", {"fresh": True}), ("2", {"seed": 1})])
 def test_a_shorter_run_after_an_interrupted_one_leaves_the_best_that_is_stored(
     tmp_path: Path, budget: str, options: dict[str, object]
@@ -244,6 +245,7 @@ def test_a_run_killed_while_it_wrote_down_the_race_repeats_nothing_of_it(tmp_pat
     assert len(measurer.measured) == max(0, lost - FINALISTS)
 
 
+@pytest.mark.slow
 def test_a_run_by_the_clock_ends_at_the_same_trial_when_it_is_resumed_after_its_search(tmp_path: Path) -> None:
     """The seconds of the first sitting are in its journal: told again, they end the search where they ended it."""
     result = tune(tmp_path, FakeMeasurer(delay_s=0.02), "0.5s")
