@@ -58,7 +58,10 @@ def _both(op: str, schedule: str, gpu: str) -> tuple[Traffic, EmuStats]:
     return moved, stats[unit.plan.launches.index(launch)]
 
 
-@pytest.mark.parametrize(("kind", "gpu", "transport", "layout", "atom"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "gpu", "transport", "layout", "atom"),
+    [pytest.param(*case, marks=[pytest.mark.slow] if i % 2 else []) for i, case in enumerate(CASES)],
+)
 def test_the_plan_tells_the_waves_bytes_and_sectors_of_its_text(
     kind: str, gpu: str, transport: str, layout: str, atom: str
 ) -> None:

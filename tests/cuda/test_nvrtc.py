@@ -22,7 +22,9 @@ def source(text: str, arch: str) -> str:
     return prelude(used(text), arch) + text
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "arch", [pytest.param(a, marks=[pytest.mark.slow] if a in ("sm_86", "sm_89") else []) for a in ARCHS]
+)
 def test_every_helper_of_an_architecture_compiles_for_it(arch: str) -> None:
     text = kernel("\n".join(call(h) for h in HELPERS.values() if arch in h.archs and "setmaxnreg" not in h.name))
     assert compile_cubin(source(text, arch), arch).kernels[0].name == "k"
