@@ -15,9 +15,8 @@ from emmy.ir.ops.op import Accumulate
 
 VERSION = 1
 # Exit codes of a worker that gives up by itself; the last it prints says why.
-STOCK = (
-    -2
-)  # in the place of a library's number: the first of the rivals is loaded or checked; of the next it is one less
+# In the place of a library's number: the first of the rivals is loaded or checked; of the next it is one less.
+STOCK = -2
 FAULTED, LOST = 81, 82  # a candidate made the device unusable for this process; the device failed
 
 

@@ -26,6 +26,7 @@ from emmy.ir.target import load_target
 from emmy.testing.five_plans import FIVE_PLANS, Example
 from tests.cuda_codegen.emulated import random_run
 from tests.cuda_codegen.test_direct import tile
+from tests.tiers import some
 
 TILE = "k0/split(m,grid,64) k0/split(n,grid,64) k0/split(k,serial,32) k0/split(m,warp,32) k0/split(n,warp,32)"
 MMA, SIMT, SMALL = "mma,16,8,16", "simt,16,32,4", "simt,8,8,4"
@@ -58,10 +59,7 @@ def _both(op: str, schedule: str, gpu: str) -> tuple[Traffic, EmuStats]:
     return moved, stats[unit.plan.launches.index(launch)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "gpu", "transport", "layout", "atom"),
-    [pytest.param(*case, marks=[pytest.mark.slow] if i % 2 else []) for i, case in enumerate(CASES)],
-)
+@pytest.mark.parametrize(("kind", "gpu", "transport", "layout", "atom"), some(CASES, 2))
 def test_the_plan_tells_the_waves_bytes_and_sectors_of_its_text(
     kind: str, gpu: str, transport: str, layout: str, atom: str
 ) -> None:

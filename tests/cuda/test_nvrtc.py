@@ -14,6 +14,7 @@ from emmy.codegen.ptx.wgmma import NS
 from emmy.errors import CompileError
 from tests.cuda.calls import call, kernel
 from tests.emulator.cases import CASES
+from tests.tiers import in_every_run
 
 SIMPLE = "EMMY_KERNEL(32, 1) k(float* x) { x[threadIdx.x] = 1.f; }"
 
@@ -22,9 +23,7 @@ def source(text: str, arch: str) -> str:
     return prelude(used(text), arch) + text
 
 
-@pytest.mark.parametrize(
-    "arch", [pytest.param(a, marks=[pytest.mark.slow] if a in ("sm_86", "sm_89") else []) for a in ARCHS]
-)
+@pytest.mark.parametrize("arch", [pytest.param(a, marks=in_every_run(a not in ("sm_86", "sm_89"))) for a in ARCHS])
 def test_every_helper_of_an_architecture_compiles_for_it(arch: str) -> None:
     text = kernel("\n".join(call(h) for h in HELPERS.values() if arch in h.archs and "setmaxnreg" not in h.name))
     assert compile_cubin(source(text, arch), arch).kernels[0].name == "k"

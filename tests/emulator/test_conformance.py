@@ -12,6 +12,7 @@ from emmy.codegen.emulator.conformance import PROBES, Golden, disagreement, on_e
 from emmy.codegen.emulator.probe import Probe
 from emmy.codegen.ptx import HELPERS, helper, used
 from emmy.errors import DataError
+from tests.tiers import some
 
 MEASURED = Path(__file__).parents[1] / "golden" / "conformance_h200.npz"
 NAMES = [p.name for p in PROBES]
@@ -20,7 +21,7 @@ NOT_MEASURED: frozenset[str] = frozenset(("marks", "sums"))
 
 
 # Each costs a compilation: a fifth of them in every run, the others in the slow tier.
-IN_TIERS = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if i % 5 else []) for i, p in enumerate(PROBES)]
+IN_TIERS = some(PROBES, 5, lambda p: p.name)
 
 
 @pytest.mark.skipif(

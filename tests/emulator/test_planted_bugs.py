@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -15,16 +13,10 @@ from tests.emulator.bugs import BUGS, Bug
 from tests.emulator.cases import CASES
 from tests.emulator.generated import GENERATED, GeneratedBug, run, stored_bytes, unharmed
 from tests.emulator.generated_bugs import GENERATED_BUGS
-
-T = TypeVar("T")
-
-
-def _some(name: Callable[[T], str], things: Sequence[T], every: int) -> list[ParameterSet]:
-    """Every n-th in every run, for each costs a compilation, the others in the slow tier."""
-    return [pytest.param(x, id=name(x), marks=[pytest.mark.slow] if i % every else []) for i, x in enumerate(things)]
+from tests.tiers import in_every_run, some
 
 
-@pytest.mark.parametrize("bug", _some(lambda b: f"{b.case}: {b.what}", BUGS, 3))
+@pytest.mark.parametrize("bug", some(BUGS, 3, lambda b: f"{b.case}: {b.what}"))
 def test_a_planted_bug_is_noticed(bug: Bug, record_property: Callable[[str, object], None]) -> None:
     case = CASES[bug.case]
     kernel = case.kernel
@@ -45,7 +37,7 @@ def test_a_planted_bug_is_noticed(bug: Bug, record_property: Callable[[str, obje
     assert noticed in bug.kinds, f"noticed as {noticed or 'nothing'}, meant to be noticed as {' or '.join(bug.kinds)}"
 
 
-@pytest.mark.parametrize("kernel", _some(str, list(GENERATED), 2))
+@pytest.mark.parametrize("kernel", some(GENERATED, 2, str))
 def test_a_generated_kernel_is_right_before_it_is_harmed(kernel: str) -> None:
     for seed, eager in SCHEDULES:
         error, stored = run(kernel, unharmed(kernel), seed, eager)
@@ -54,12 +46,10 @@ def test_a_generated_kernel_is_right_before_it_is_harmed(kernel: str) -> None:
 
 def _generated_bugs() -> list[ParameterSet]:
     """Of each kernel's bugs one is planted in every run, which costs a compilation, the others in the slow tier."""
-    found, marks = Counter[str](), []
-    for b in GENERATED_BUGS:
-        found[b.kernel] += 1
-        slow = [pytest.mark.slow] if found[b.kernel] > 1 else []
-        marks.append(pytest.param(b, id=f"{b.kernel}: {b.what}", marks=slow))
-    return marks
+    first = {b.kernel: b for b in reversed(GENERATED_BUGS)}
+    return [
+        pytest.param(b, id=f"{b.kernel}: {b.what}", marks=in_every_run(first[b.kernel] is b)) for b in GENERATED_BUGS
+    ]
 
 
 @pytest.mark.parametrize("bug", _generated_bugs())
