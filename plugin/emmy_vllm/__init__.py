@@ -30,7 +30,8 @@ def register() -> None:
     configs.check_configurations(why)
     if why:
         return
-    from emmy_vllm import layers
+    from emmy_vllm import compat, layers
 
+    compat.share_logging()
     configs.key_cached_graphs()
     layers.install()

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vllm.config import VllmConfig
 
-from emmy.errors import EmmyError
+from emmy.errors import EmmyError, UsageError
+from emmy_vllm import counts
 from emmy_vllm.identity import sources_digest
 from emmy_vllm.settings import read_settings
 
@@ -63,8 +64,18 @@ def check_configurations(why_not: str) -> None:
         if why_not:
             raise UntestedVllm(why_not)
         settings.open()
+        refuse_overlap(self)
+        counts.export(self.instance_id)
 
     VllmConfig.__post_init__ = checked
+
+
+def refuse_overlap(config: VllmConfig) -> None:
+    """Raises UsageError where vLLM would run two batches at once: kernels keep workspaces that they would share."""
+    if config.parallel_config.use_ubatching:
+        raise UsageError(
+            "vLLM is to overlap two batches (--enable-dbo, --ubatch-size); Emmy's kernels serve one at a time: leave it out"
+        )
 
 
 @cache

@@ -7,10 +7,17 @@ from functools import cache
 
 import torch
 
-from emmy_vllm import compat
-from emmy_vllm.compat import ParallelLMHead, PluggableLayer, UnquantizedEmbeddingMethod, UnquantizedLinearMethod
+from emmy_vllm import compat, coverage
+from emmy_vllm.compat import (
+    ParallelLMHead,
+    PluggableLayer,
+    UnquantizedEmbeddingMethod,
+    UnquantizedLinearMethod,
+    VllmConfig,
+)
 from emmy_vllm.kernels import kernels_of
 from emmy_vllm.linear import EmmyHeadMethod, EmmyLinearMethod
+from emmy_vllm.settings import read_settings
 
 log = logging.getLogger("emmy.vllm")
 
@@ -23,6 +30,17 @@ def install() -> None:
             log.warning("%s: another plugin replaces it; Emmy leaves it alone", base.__name__)
             continue
         base.register_oot(_ours(base))
+    compat.after_loading(report)
+
+
+def report(config: VllmConfig) -> None:
+    """Says what is Emmy's in the model that was loaded. Raises PackError when that is less than was asked for."""
+    settings = read_settings(config.additional_config)
+    if settings is None:
+        return
+    kernels = kernels_of(settings, config.instance_id)
+    log.info("%s", "\n".join(coverage.lines(kernels)))
+    coverage.refuse_gaps(kernels, compat.is_batch_invariant())
 
 
 def _ours(base: type[PluggableLayer]) -> type[PluggableLayer]:
@@ -42,19 +60,13 @@ def adopt(layer: torch.nn.Module) -> None:
     if found is None:
         return
     settings, config = found
-    kind = type(layer.quant_method)
-    is_head = kind is UnquantizedEmbeddingMethod
-    if kind is not UnquantizedLinearMethod and not is_head:
-        return
-    if ("lm_head" if is_head else "linear") not in settings.parts or layer.weight.dim() != 2:
-        return
-    n, k = layer.weight.shape
-    kernels = kernels_of(settings)
+    kernels = kernels_of(settings, config.instance_id)
+    is_head = isinstance(layer, ParallelLMHead)
     name = getattr(layer, "prefix", "") or ("lm_head" if is_head else type(layer).__name__)
-    table = kernels.linear(n, k, layer.weight.dtype, name)
-    if table is None:
-        return
-    if is_head:
-        layer.quant_method = EmmyHeadMethod(kernels, table, compat.most_logits(config))
-    else:
-        layer.quant_method = EmmyLinearMethod(kernels, table, compat.most_rows(config))
+    if type(layer.quant_method) is not (UnquantizedEmbeddingMethod if is_head else UnquantizedLinearMethod):
+        kernels.leave(f"its method is {type(layer.quant_method).__name__}", name)
+    elif not settings.uses("lm_head" if is_head else "linear"):
+        kernels.leave("parts leaves it out", name)
+    elif table := kernels.linear(layer.weight.shape[0], layer.weight.shape[1], layer.weight.dtype, name):
+        method, rows = (EmmyHeadMethod, compat.most_logits) if is_head else (EmmyLinearMethod, compat.most_rows)
+        layer.quant_method = method(kernels, table, rows(config))

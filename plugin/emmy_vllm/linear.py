@@ -11,36 +11,29 @@ from emmy_vllm.compat import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
 from emmy_vllm.kernels import Kernels, Table
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: int) -> torch.Tensor:
-    """x @ weight^T (+ bias); with a bias torch's, which adds it on the way."""
-    if bias is not None:
-        return torch.nn.functional.linear(x, weight, bias)
-    return torch.ops.emmy.linear(x, weight, table)
-
-
-class EmmyLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]  # vLLM is not followed
-    """Of a linear layer. `rows`: the most that a step gives it."""
+class _Emmys:
+    """What the methods share. `rows`: the most that a step gives the layer."""
 
     def __init__(self, kernels: Kernels, table: Table, rows: int) -> None:
         super().__init__()
-        self.kernels, self.table, self.rows, self.number = kernels, table, rows, table.number
+        self.kernels, self.table, self.rows = kernels, table, rows
+        self.number, self.adds_bias = table.number, kernels.settings.deterministic
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         self.kernels.load_linear(self.table, self.rows, layer.weight.data)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return product(x, layer.weight, bias, self.number)
+        """x @ weight^T (+ bias). With a bias it is torch's, which adds it on the way, but where stock must have no part."""
+        if bias is None:
+            return torch.ops.emmy.linear(x, layer.weight, self.number)
+        if self.adds_bias:
+            return torch.ops.emmy.linear(x, layer.weight, self.number) + bias
+        return torch.nn.functional.linear(x, layer.weight, bias)
 
 
-class EmmyHeadMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
+class EmmyLinearMethod(_Emmys, UnquantizedLinearMethod):  # type: ignore[misc]  # vLLM is not followed
+    """Of a linear layer."""
+
+
+class EmmyHeadMethod(_Emmys, UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """Of an lm_head, whose weight may be the embedding's."""
-
-    def __init__(self, kernels: Kernels, table: Table, rows: int) -> None:
-        super().__init__()
-        self.kernels, self.table, self.rows, self.number = kernels, table, rows, table.number
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        self.kernels.load_linear(self.table, self.rows, layer.weight.data)
-
-    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return product(x, layer.weight, bias, self.number)

@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 using torch::stable::Tensor;
@@ -35,21 +37,33 @@ typedef struct {
 } EmmyForm;
 }
 
+static_assert(sizeof(std::atomic<int64_t>) == sizeof(int64_t));
+
 namespace {
 
 EmmyCalls calls{};
 
 class Table {
  public:
-  Table(std::string name, EmmyHandle *handle, int32_t n_ranges, const EmmyForm *forms, int32_t n_forms)
-      : name_(std::move(name)), handle_(handle), forms_(forms, forms + n_forms),
-        served_(new std::atomic<int64_t>[n_ranges + 1]()), n_ranges_(n_ranges) {}
+  Table(std::string name, EmmyHandle *handle, const EmmyForm *forms, int32_t n_forms, int64_t *counts, const int64_t *alike,
+        int32_t n_alike)
+      : name_(std::move(name)), handle_(handle), forms_(forms, forms + n_forms), alike_(alike, alike + n_alike),
+        counts_(reinterpret_cast<std::atomic<int64_t> *>(counts)) {}
 
   const std::string &name() const { return name_; }
   const std::vector<EmmyForm> &forms() const { return forms_; }
 
   // Number of the range that serves this size, -1: stock does.
   int32_t choose(int64_t size) const { return handle_ && size > 0 ? calls.choose(handle_, &size) : -1; }
+
+  // Whether a row's answer must not depend on how many rows are with it: then kernels that add alike serve every number of rows.
+  bool is_invariant() const { return !alike_.empty(); }
+  // Of so many rows how many a kernel takes at once, and the rows that it must be given for that, which may be more.
+  std::pair<int64_t, int64_t> fit(int64_t rows) const {
+    for (std::size_t i = 0; i < alike_.size(); i += 2)
+      if (rows <= alike_[i + 1]) return {rows, std::max(rows, alike_[i])};
+    return {alike_.back(), alike_.back()};
+  }
 
   // Whether the tensor is the argument's memory as a kernel trusts it, at this size.
   bool takes(const Tensor &x, int32_t argument, int64_t size) const {
@@ -77,19 +91,15 @@ class Table {
     count(range);
   }
 
-  void count(int32_t range) const { served_[range + 1].fetch_add(1, std::memory_order_relaxed); }
-  // Calls left to stock, then calls of each range.
-  void counts(int64_t *out) const {
-    for (int32_t i = 0; i <= n_ranges_; ++i) out[i] = served_[i].load(std::memory_order_relaxed);
-  }
+  void count(int32_t range) { counts_[range + 1].fetch_add(1, std::memory_order_relaxed); }
   EmmyHandle *handle() const { return handle_; }
 
  private:
   const std::string name_;
   EmmyHandle *const handle_;
   const std::vector<EmmyForm> forms_;
-  const std::unique_ptr<std::atomic<int64_t>[]> served_;
-  const int32_t n_ranges_;
+  const std::vector<int64_t> alike_;  // lo, hi of ranges whose kernels add each sum in one and the same order
+  std::atomic<int64_t> *const counts_;  // calls left to stock, then those of each range
   std::mutex mutex_;
 };
 
@@ -114,9 +124,40 @@ Tensor stock_linear(const Tensor &x, const Tensor &w) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+// The same by kernels that add alike, whatever the number of rows: many are cut, few are padded. Stock has no part in it.
+Tensor invariant_linear(Table &t, const Tensor &x, const Tensor &w) {
+  const int64_t n = w.size(0), k = w.size(1);
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  Tensor flat = torch::stable::contiguous(torch::stable::reshape(x, {-1, k}));
+  const int64_t rows = flat.size(0);
+  Tensor y = torch::stable::new_empty(x, {rows, n});
+  for (int64_t at = 0; at < rows;) {
+    const auto [taken, given] = t.fit(rows - at);
+    Tensor part = torch::stable::narrow(flat, 0, at, taken), to = torch::stable::narrow(y, 0, at, taken);
+    const bool is_plain = given == taken && t.takes(part, 0, given) && t.takes(to, 2, given);
+    Tensor in = part, out = to;
+    if (!is_plain) {
+      in = torch::stable::new_zeros(x, {given, k});
+      out = torch::stable::new_empty(x, {given, n});
+      Tensor first = torch::stable::narrow(in, 0, 0, taken);
+      torch::stable::copy_(first, part);
+    }
+    const int32_t range = t.choose(given);
+    if (range < 0 || !t.takes(in, 0, given) || !t.takes(w, 1, given))
+      throw std::runtime_error("emmy: " + t.name() + ": the deterministic lane has no kernel for this weight or input");
+    void *const arguments[] = {in.data_ptr(), w.data_ptr(), out.data_ptr()};
+    t.run(x, arguments, &given, range);
+    if (!is_plain) torch::stable::copy_(to, torch::stable::narrow(out, 0, 0, taken));
+    at += taken;
+  }
+  shape.back() = n;
+  return torch::stable::reshape(y, shape);
+}
+
 // y[..., n] = x[..., k] @ w[n, k]^T. The table's arguments are x, w, y.
 Tensor linear(const Tensor &x, const Tensor &w, int64_t number) {
   Table &t = table_of(number);
+  if (t.is_invariant()) return invariant_linear(t, x, w);
   const int64_t n = w.size(0), k = w.size(1), rows = k ? x.numel() / k : 0;
   const int32_t range = t.choose(rows);
   if (range < 0 || !t.takes(x, 0, rows) || !t.takes(w, 1, rows) || x.size(x.dim() - 1) != k) {
@@ -156,21 +197,15 @@ void launch(std::vector<Tensor> arguments, std::vector<int64_t> sizes, int64_t n
 extern "C" {
 void emmy_ops_connect(const EmmyCalls *given) { calls = *given; }
 
-// A table under its number, in the place of an older one. handle NULL: stock serves all of it.
-void emmy_ops_add(int64_t number, const char *name, EmmyHandle *handle, int32_t n_ranges, const EmmyForm *forms, int32_t n_forms) {
+// A table under its number, in the place of an older one. handle NULL: stock serves all of it. counts: calls left to stock, then
+// those of each range, which other processes may read. alike: lo, hi of ranges, n_alike numbers, that alone are used, each answer
+// being the same by all of them. Forms and alike are copied; counts and handle must stay.
+void emmy_ops_add(int64_t number, const char *name, EmmyHandle *handle, const EmmyForm *forms, int32_t n_forms, int64_t *counts,
+                  const int64_t *alike, int32_t n_alike) {
   std::lock_guard<std::mutex> alone(adding);
   auto more = std::make_unique<Tables>(*tables.load());
-  (*more)[number] = new Table(name, handle, n_ranges, forms, n_forms);
+  (*more)[number] = new Table(name, handle, forms, n_forms, counts, alike, n_alike);
   tables.store(more.release(), std::memory_order_release);
-}
-
-// Calls left to stock, then calls of each range: n_ranges + 1 numbers. 0 where there is no such table.
-int32_t emmy_ops_counts(int64_t number, int64_t *out) {
-  const Tables &all = *tables.load(std::memory_order_acquire);
-  const auto at = all.find(number);
-  if (at == all.end()) return 0;
-  at->second->counts(out);
-  return 1;
 }
 }
 

@@ -22,6 +22,7 @@ from emmy.ir.dtype import DType
 from emmy.pack import PackedPlan
 from emmy.pack.schema import Argument
 from emmy.runtime import launcher
+from emmy_vllm.counts import Counts
 
 _ABI = "0x020b000000000000"  # torch 2.11: the oldest that the library runs on
 _SCALAR: Mapping[DType, int] = {"f16": 5, "f32": 6, "bf16": 15, "i32": 3}  # c10/core/ScalarType.h
@@ -29,7 +30,7 @@ _SCHEMAS = {
     "linear": "linear(Tensor x, Tensor w, int table) -> Tensor",
     "launch": "launch(Tensor(a!)[] arguments, int[] sizes, int table) -> ()",
 }
-_kept: dict[int, PackedPlan | None] = {}  # what tables run, as long as graphs may call them
+_kept: dict[int, tuple[PackedPlan | None, Counts]] = {}  # what tables use, as long as graphs may call them
 
 
 class _Calls(ctypes.Structure):
@@ -47,11 +48,11 @@ def library() -> ctypes.CDLL:
     for schema in _SCHEMAS.values():
         space.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     lib = ctypes.CDLL(str(hostcc.compile_library(_source(), "c++", _flags()).path))
+    numbers = ctypes.POINTER(ctypes.c_int64)
     lib.emmy_ops_add.argtypes = [
-        ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(_Form), ctypes.c_int32,
+        ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(_Form), ctypes.c_int32, numbers, numbers, ctypes.c_int32,
     ]  # fmt: skip
     lib.emmy_ops_add.restype = None
-    lib.emmy_ops_counts.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]
     lib.emmy_ops_connect.argtypes = [ctypes.POINTER(_Calls)]
     lib.emmy_ops_connect.restype = None
     run = launcher.library()
@@ -68,22 +69,29 @@ def library() -> ctypes.CDLL:
 _spaces: list[torch.library.Library] = []  # a library that is collected takes its operators along
 
 
-def add_table(number: int, name: str, arguments: Sequence[Argument], n_ranges: int, plan: PackedPlan | None) -> None:
+def add_table(
+    number: int,
+    name: str,
+    arguments: Sequence[Argument],
+    plan: PackedPlan | None,
+    counts: Counts,
+    alike: Sequence[tuple[int, int]] = (),
+) -> None:
     """Puts a plan under a number, in the place of an older one; without a plan stock serves all of it.
 
-    arguments: in the plan's order. Graphs hold the number: it must mean the same in every process that a graph comes to.
+    number: graphs hold it: it must mean the same in every process that a graph comes to
+    counts: gets the calls that were left to stock, then those of each range. Replays of a CUDA graph are no calls.
+    alike:  ranges lo..hi, ascending, that alone are used, for any number of rows: a row's answer does not depend on those beside
     """
     by_name = {a.name: a for a in arguments}
     order = plan.loaded.arguments if plan else tuple(by_name)
     forms = (_Form * len(order))(*(_form(by_name[n]) for n in order))
-    library().emmy_ops_add(number, name.encode(), plan.loaded.handle if plan else None, n_ranges, forms, len(order))
-    _kept[number] = plan
-
-
-def counts(number: int, n_ranges: int) -> tuple[int, ...]:
-    """Calls that were left to stock, then those of each range. Replays of a CUDA graph are no calls. () without such a table."""
-    out = (ctypes.c_int64 * (n_ranges + 1))()
-    return tuple(out) if library().emmy_ops_counts(number, out) else ()
+    ends = [end for lo_hi in alike for end in lo_hi]
+    handle = plan.loaded.handle if plan else None
+    library().emmy_ops_add(
+        number, name.encode(), handle, forms, len(order), counts.array, (ctypes.c_int64 * len(ends))(*ends), len(ends)
+    )
+    _kept[number] = (plan, counts)
 
 
 def _form(a: Argument) -> _Form:

@@ -43,6 +43,10 @@ class Settings:
     deterministic: bool = False
     unmeasured: bool = False
 
+    def uses(self, part: Part) -> bool:
+        """Whether a part is Emmy's. Fused kernels and attention are not tested to be batch invariant: the deterministic lane has none."""
+        return part in self.parts and not (self.deterministic and part in ("fusion", "attention"))
+
     def open(self) -> Pack:
         """The pack, whole. Raises PackError, also for another pack than the digest names."""
         return _opened(self.pack, self.digest, self.unmeasured)
