@@ -72,22 +72,30 @@ def read(instance: str) -> Iterator[tuple[str, str, int]]:
 @cache
 def export(instance: str) -> None:
     """Shows the counts of an engine in prometheus_client's registry, which vLLM answers /metrics from, as vllm:emmy_calls."""
-    from prometheus_client import REGISTRY
-
-    REGISTRY.register(_Collector(instance))
+    _collector().instances.append(instance)
     atexit.register(shutil.rmtree, folder(instance), ignore_errors=True)
 
 
+@cache
+def _collector() -> _Collector:
+    from prometheus_client import REGISTRY
+
+    found = _Collector()
+    REGISTRY.register(found)
+    return found
+
+
 class _Collector:
-    def __init__(self, instance: str) -> None:
-        self.instance = instance
+    def __init__(self) -> None:
+        self.instances: list[str] = []
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily
 
         found: dict[tuple[str, str], int] = {}
-        for op, rows, calls in read(self.instance):
-            found[op, rows] = found.get((op, rows), 0) + calls
+        for instance in self.instances:
+            for op, rows, calls in read(instance):
+                found[op, rows] = found.get((op, rows), 0) + calls
         family = CounterMetricFamily(
             NAME,
             "Calls of products that Emmy's plugin took over, by who served them; replays of CUDA graphs are no calls",
