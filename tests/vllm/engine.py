@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 PROMPTS = tuple(tuple((7 * i + 3 * n) % 1000 + 5 for i in range(n)) for n in (3, 17, 40, 90))
-Answer = tuple[tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]]  # tokens; of each the likeliest with their logprobs
+Answer = tuple[
+    tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]
+]  # tokens; of each the likeliest with their logprobs
 
 
 @cache
@@ -47,12 +50,16 @@ def register_seeded_weights() -> None:
         def load_weights(self, model: Any, model_config: Any) -> None:
             for i, (name, p) in enumerate(sorted(model.named_parameters())):
                 generator = torch.Generator().manual_seed(i)
-                drawn = torch.randn(p.shape, generator=generator, dtype=torch.float32) * (0.1 if p.dim() == 1 else 0.03 if "embed" in name else 0.2)
+                drawn = torch.randn(p.shape, generator=generator, dtype=torch.float32) * (
+                    0.1 if p.dim() == 1 else 0.03 if "embed" in name else 0.2
+                )
                 p.data.copy_(drawn if p.dim() > 1 or "norm" not in name else drawn + 1)
 
 
 @contextmanager
-def started(model: str, folder: Path, additional_config: Mapping[str, object] | None = None, **options: Any) -> Iterator[LLM]:
+def started(
+    model: str, folder: Path, additional_config: Mapping[str, object] | None = None, **options: Any
+) -> Iterator[LLM]:
     """An engine, which is gone after. `options` are vLLM's own."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -62,7 +69,9 @@ def started(model: str, folder: Path, additional_config: Mapping[str, object] | 
         "max_num_batched_tokens": packs.ROWS, "gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 64 << 20, "enforce_eager": True,
         "enable_prefix_caching": False, "seed": 0,
     }  # fmt: skip
-    engine = LLM(str(models.written(model, folder)), additional_config=dict(additional_config or {}), **settings | options)
+    engine = LLM(
+        str(models.written(model, folder)), additional_config=dict(additional_config or {}), **settings | options
+    )
     try:
         yield engine
     finally:
@@ -108,7 +117,18 @@ class Calls:
 
 
 def calls() -> dict[str, Calls]:
-    """What tables counted since they were loaded, by op."""
+    """What tables counted since they were loaded, by op, whatever the pack."""
     from emmy_vllm import kernels
 
-    return {op: Calls(t.counts.values()[0], t.counts.values()[1:]) for k in kernels.every() for op, t in k.tables.items()}
+    found: dict[str, Calls] = {}
+    for op, values in ((op, t.counts.values()) for k in kernels.every() for op, t in k.tables.items()):
+        before = found.get(op, Calls(0, (0,) * (len(values) - 1)))
+        served = tuple(a + b for a, b in zip_longest(before.served, values[1:], fillvalue=0))
+        found[op] = Calls(before.left + values[0], served)
+    return found
+
+
+def calls_since(before: Mapping[str, Calls]) -> dict[tuple[str, int], int]:
+    """Calls that kernels served since, by op and number of its range."""
+    then = {(op, i): n for op, c in before.items() for i, n in enumerate(c.served)}
+    return {(op, i): n - then.get((op, i), 0) for op, c in calls().items() for i, n in enumerate(c.served)}

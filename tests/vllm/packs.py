@@ -18,7 +18,7 @@ SCHEDULES: Mapping[tuple[int, int], str] = {
     (65, ROWS): "k0/split(m,core,16) k0/split(n,serial,32)",
 }
 # The second adds each sum in two halves.
-IN_ANOTHER_ORDER: Mapping[tuple[int, int], str] = {(1, 8): "k0/split(m,core,8)", (9, ROWS): "k0/split(m,core,8) k0/split(k,serial,64)"}
+IN_ANOTHER_ORDER: Mapping[tuple[int, int], str] = {(1, 8): "k0/split(m,core,8)", (9, ROWS): "k0/splitk(C,2)"}
 
 
 def built(

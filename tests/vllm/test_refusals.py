@@ -62,14 +62,18 @@ def test_an_unknown_vllm_is_refused_where_emmy_is_asked_for(
 
     from emmy_vllm import configs
 
-    monkeypatch.setattr(VllmConfig, "__post_init__", VllmConfig.__post_init__)  # what follows wraps it, until the test ends
+    monkeypatch.setattr(
+        VllmConfig, "__post_init__", VllmConfig.__post_init__
+    )  # what follows wraps it, until the test ends
     configs.check_configurations.__wrapped__(configs.refuse_version("0.99.0"))
     configured(folder, None)
     with pytest.raises(EmmyError, match=r"vLLM 0\.99\.0: Emmy's plugin knows 0\.25 to 0\.33"):
         configured(folder, served["emmy"])
 
 
-def test_graphs_are_keyed_by_pack_and_plugin(folder: Path, served: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_keyed_by_pack_and_plugin(
+    folder: Path, served: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from emmy_vllm import configs
 
     def key(emmy: object) -> str:

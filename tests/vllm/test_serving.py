@@ -62,7 +62,7 @@ def test_weights_keep_their_layout_and_are_the_only_copy(folder: Path, served: M
         return [(n, str(p.dtype), tuple(p.shape)) for n, p in model.named_parameters()]  # type: ignore[attr-defined]
 
     with engine.started("llama", folder, served) as e:
-        found = dict((n, s) for n, _, s in e.apply_model(weights)[0])
+        found = {n: s for n, _, s in e.apply_model(weights)[0]}
     assert found["model.layers.0.mlp.gate_up_proj.weight"] == models.SHAPES["gate_up_proj"]
     assert found["model.layers.0.self_attn.qkv_proj.weight"] == models.SHAPES["qkv_proj"]
 
@@ -99,5 +99,8 @@ def test_deterministic_is_refused_where_stock_would_serve_a_product(folder: Path
 
     some = packs.built(folder / "some.emmypack", [models.SHAPES["gate_up_proj"], models.SHAPES["lm_head"]])
     asked = {"emmy": {**some["emmy"], "deterministic": True}}  # type: ignore[dict-item]
-    with pytest.raises(PackError, match=r"the deterministic lane has no kernels for .*256x128"), engine.started("llama", folder, asked):
+    with (
+        pytest.raises(PackError, match=r"the deterministic lane has no kernels for .*256x128"),
+        engine.started("llama", folder, asked),
+    ):
         pass
