@@ -7,7 +7,7 @@ from pathlib import Path
 
 from emmy.codegen.build import source
 from emmy.ir.ops import parse_op
-from emmy.ir.target import load_target
+from emmy.ir.target import Target, load_target
 from emmy.pack import Choice, Evidence, Offer, Pack
 
 ROWS = 256  # of a step, at most
@@ -35,12 +35,14 @@ def _offer(n: int, k: int, schedules: Mapping[tuple[int, int], str]) -> Offer:
     for (lo, hi), schedule in schedules.items():
         part = op.within("m", lo, hi)
         why = "" if schedule else "no win: 0.9 times"
-        choices.append(Choice(lo, hi, part, schedule, why, _predicted(part.key, schedule) if schedule else None))
+        choices.append(
+            Choice(lo, hi, part, schedule, why, predicted(part.key, schedule, load_target("cpu")) if schedule else None)
+        )
     return Offer(op, "m", tuple(choices))
 
 
-def _predicted(op: str, schedule: str) -> Evidence:
-    target = load_target("cpu")
+def predicted(op: str, schedule: str, target: Target) -> Evidence:
+    """Evidence that says that nothing was measured."""
     return Evidence(
         "predicted", op, source(parse_op(op), schedule, target).digest, 10.0, (), 5.0, 20.0, "torch", None, None, None, None, {}, None,
         {}, target.product, "", "", "0.1.0", "2026-11-30T00:00:00.000+00:00", 0, "", "a guess, to test with",
