@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -148,15 +148,28 @@ class Pack:
             return f"the pack has no {op}"
         return "" if any(r.code for r in case.ranges) else case.ranges[-1].why
 
-    def plan(self, op: Op | str) -> PackedPlan | None:
+    def case(self, op: Op | str) -> Case | None:
+        """The op and who serves which of its sizes here; None for one that the pack lacks."""
+        return self._cases.get(str(op))
+
+    def plan(self, op: Op | str, leave: Callable[[Served], str] = lambda _: "") -> PackedPlan | None:
         """The op ready to run; None where stock serves all of it: `why_stock` says why.
+
+        leave: why a range is left to stock although the pack serves it, "" = it is not
 
         A binary whose digest does not match, or that this device does not run, is compiled from its source. Raises NoSuchDevice,
         WrongCard, or PackError when that fails; LaunchError when the driver refuses.
         """
         if self.why_stock(op):
             return None
-        case, device = self._cases[str(op)], "cpu" if self.manifest.card.is_cpu else "cuda"
+        device = "cpu" if self.manifest.card.is_cpu else "cuda"
+        case = self._cases[str(op)]
+        case = replace(
+            case,
+            ranges=tuple(replace(r, code=None, why=why) if r.code and (why := leave(r)) else r for r in case.ranges),
+        )
+        if not any(r.code for r in case.ranges):
+            return None
         forms = {a.name: _form(a) for a in case.arguments}
         paths = [self.library(r.code) if r.code else None for r in case.ranges]
         if case.symbol:

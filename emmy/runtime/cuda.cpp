@@ -20,6 +20,7 @@ using CuContext = struct CuContextOpaque *;
 using CuModule = struct CuModuleOpaque *;
 using CuFunction = struct CuFunctionOpaque *;
 using CuStream = struct CuStreamOpaque *;
+using CuEvent = struct CuEventOpaque *;
 using CuPointer = unsigned long long;
 
 struct alignas(64) TensorMap {
@@ -48,6 +49,7 @@ constexpr int kSmemWithoutAsking = 48 * 1024;
 constexpr int kPromoteL2To256 = 3;  // CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 constexpr int kRank = 5;  // of a tensor map, at most
+constexpr unsigned kWithoutTime = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr int kEarly = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 struct Driver {
@@ -65,6 +67,11 @@ struct Driver {
   CuResult (*cuMemFree_v2)(CuPointer);
   CuResult (*cuMemsetD8_v2)(CuPointer, unsigned char, std::size_t);
   CuResult (*cuStreamSynchronize)(CuStream);
+  CuResult (*cuStreamIsCapturing)(CuStream, int *);
+  CuResult (*cuStreamWaitEvent)(CuStream, CuEvent, unsigned);
+  CuResult (*cuEventCreate)(CuEvent *, unsigned);
+  CuResult (*cuEventRecord)(CuEvent, CuStream);
+  CuResult (*cuEventDestroy_v2)(CuEvent);
   CuResult (*cuTensorMapEncodeTiled)(TensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
                                      const uint32_t *, const uint32_t *, int, int, int, int);
   CuResult (*cuLaunchKernelEx)(const LaunchConfig *, CuFunction, void **, void **);
@@ -88,6 +95,7 @@ const Driver *driver(std::string &why) {
     EMMY_GET(cuDevicePrimaryCtxRetain) EMMY_GET(cuDevicePrimaryCtxRelease_v2) EMMY_GET(cuModuleLoadData)
     EMMY_GET(cuModuleUnload) EMMY_GET(cuModuleGetFunction) EMMY_GET(cuFuncSetAttribute) EMMY_GET(cuMemAlloc_v2)
     EMMY_GET(cuMemFree_v2) EMMY_GET(cuMemsetD8_v2) EMMY_GET(cuStreamSynchronize) EMMY_GET(cuTensorMapEncodeTiled) EMMY_GET(cuLaunchKernelEx)
+    EMMY_GET(cuStreamIsCapturing) EMMY_GET(cuStreamWaitEvent) EMMY_GET(cuEventCreate) EMMY_GET(cuEventRecord) EMMY_GET(cuEventDestroy_v2)
 #undef EMMY_GET
     if (CuResult r = d.cuInit(0)) return "the NVIDIA driver does not start: error " + std::to_string(r);
     return "";
@@ -217,6 +225,7 @@ class Cuda final : public Backend {
     if (!context_) return;
     {
       Within here(*driver_, context_);
+      if (event_) driver_->cuEventDestroy_v2(event_);
       for (Buffer &b : buffers_)
         if (b.own) driver_->cuMemFree_v2(b.own);
       if (module_) driver_->cuModuleUnload(module_);
@@ -255,6 +264,7 @@ class Cuda final : public Backend {
     if (!is_bound(arguments, syms))
       if (int32_t code = bind(arguments, syms)) return code;
     Within here(*driver_, context_);
+    if (int32_t code = follow(static_cast<CuStream>(stream))) return code;
     for (Kernel &k : kernels_) {
       const LaunchConfig config{static_cast<unsigned>(k.blocks.of(syms)), 1, 1, k.threads, 1, 1, k.smem_bytes,
                                 static_cast<CuStream>(stream), k.attributes.data(),
@@ -411,8 +421,27 @@ class Cuda final : public Backend {
         return failed(r, "allocating " + std::to_string(size) + " bytes for " + b.name);
       if (CuResult r = driver_->cuMemsetD8_v2(b.own, 0, size)) return failed(r, "clearing " + b.name);
     }
+    if (n_arguments_ < static_cast<int32_t>(buffers_.size()))
+      if (CuResult r = driver_->cuEventCreate(&event_, kWithoutTime)) return failed(r, "creating an event");
     // Launches go to streams that do not wait for the default one, on which flags are cleared.
     if (CuResult r = driver_->cuStreamSynchronize(nullptr)) return failed(r, "clearing workspaces");
+    return EMMY_OK;
+  }
+
+  // Runs share the workspaces: on another stream than the last run's, the next one waits for that. Not while a graph is being
+  // captured, which runs nothing now; whoever replays it keeps its replays apart from other runs.
+  int32_t follow(CuStream stream) {
+    if (!event_ || (ran_ && stream == last_)) return EMMY_OK;
+    int capturing = 0;
+    if (CuResult r = driver_->cuStreamIsCapturing(stream, &capturing)) return failed(r, "asking whether a graph is captured");
+    if (capturing) return EMMY_OK;
+    if (ran_) {
+      CuResult r = driver_->cuEventRecord(event_, last_);
+      if (!r) r = driver_->cuStreamWaitEvent(stream, event_, 0);
+      if (r) return failed(r, "waiting for the last run, on another stream");
+    }
+    last_ = stream;
+    ran_ = true;
     return EMMY_OK;
   }
 
@@ -473,7 +502,9 @@ class Cuda final : public Backend {
   const Driver *driver_ = nullptr;
   CuContext context_ = nullptr;
   CuModule module_ = nullptr;
-  bool retained_ = false, bound_ = false;
+  CuEvent event_ = nullptr;  // of plans with workspaces
+  CuStream last_ = nullptr;  // where the last run went, if one did
+  bool retained_ = false, bound_ = false, ran_ = false;
   int32_t n_arguments_ = 0;
   std::string cubin_;
   std::vector<Sym> syms_;

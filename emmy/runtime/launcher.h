@@ -47,7 +47,8 @@ int64_t emmy_argument_bytes(const EmmyHandle *plan, const int64_t *syms, int32_t
 /* Runs every launch, each after the one before it.
  * "cpu":  blocks shared among `threads` threads, 1 being the caller's alone; returns when all is done. No stream.
  * "cuda": launched on the CUDA stream `stream` (NULL: the default one); returns at once, and allocates nothing, so that it
- *         may be captured into a graph. Runs of one plan share its workspaces: they must not overlap. */
+ *         may be captured into a graph. Runs of one plan share its workspaces: one on another stream waits for the one before.
+ *         Replays of captured graphs are the caller's to keep apart. */
 int32_t emmy_run(EmmyHandle *plan, void *const *arguments, const int64_t *syms, int32_t threads, void *stream);
 void emmy_close(EmmyHandle *plan);
 const char *emmy_message(int32_t code);

@@ -139,6 +139,13 @@ class LoadedPlan:
         self.syms = tuple(info.syms[i].decode() for i in range(info.n_syms))
         self.n_launches: int = info.n_launches
 
+    @property
+    def handle(self) -> int:
+        """Address of the EmmyHandle, for C++ that runs the plan itself (launcher.h), while this object lives. Raises UsageError."""
+        if self._handle is None or self._handle.value is None:
+            raise UsageError(f"{self.path} is closed")
+        return self._handle.value
+
     def argument_bytes(self, syms: Sequence[int] = ()) -> tuple[int, ...]:
         """Bytes of each argument for these sizes."""
         sizes = (ctypes.c_int64 * max(1, len(syms)))(*syms)

@@ -70,11 +70,36 @@ with LoadedPlan({str(tmp_path / "plan")!r}, "cuda") as plan:
         *text(launches, **first),
         *text(launches, **first),  # the same arguments are not described to the copy engine again
         *text(maps, **second),
+        "stream (nil) waits",  # for the runs before it, with which it shares the workspace
         *text(launches, **second),
         "free",
         "unload",
         "release 0",
     ]
+
+
+def test_a_run_that_is_captured_waits_for_none_and_none_for_it(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_bytes(fake.plan("k0 listed 0 0 3 1\nk1 listed 0 0 0 1\n", TWO_LAUNCHES))
+    fake.run(
+        LOADING
+        + f"""
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+with LoadedPlan({str(tmp_path / "plan")!r}, "cuda") as plan:
+    first, second = (plan.bind([0x1000, 0x2000, 0x3000], [300], stream=s) for s in (0x55, 0x66))
+    first()
+    driver.cuStreamBeginCapture_v2(ctypes.c_void_p(0x66), 0)
+    second()
+    driver.cuStreamEndCapture(ctypes.c_void_p(0x66), ctypes.byref(ctypes.c_void_p()))
+    first()
+    second()
+""",
+        tmp_path,
+        FAKE_CUDA_LOG=str(tmp_path / "log"),
+    )
+    streams = [line.split(" stream ")[1].split()[0] for line in log(tmp_path) if line.startswith("launch k0")]
+    assert streams == ["0x55", "0x66", "0x55", "0x66"]
+    assert [line for line in log(tmp_path) if "waits" in line] == ["stream 0x66 waits"]
 
 
 def test_a_box_of_several_panels_is_described_in_three_dimensions(tmp_path: Path) -> None:

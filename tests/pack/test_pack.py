@@ -167,3 +167,16 @@ def test_an_h200s_kernels_are_checked_on_the_emulator_where_the_card_is_not(
     assert said(capsys, "pack", "load", path)[0] == 3
     with pytest.raises(PackError):
         Pack.open(tmp_path / "none")
+
+
+def test_ranges_that_the_caller_leaves_to_stock_are_not_loaded(tmp_path: Path) -> None:
+    pack = Pack.open(packs.cpu_pack(tmp_path))
+    plan = pack.plan(packs.OPEN, leave=lambda r: "not wanted" if r.lo == 2 else "")
+    assert plan is not None
+    assert [plan.serves(m) for m in (1, 2, 8, 9, 24)] == [False, False, False, True, True]
+    assert [r.why for r in plan.case.ranges][:2] == ["no win: 0.9 times", "not wanted"]
+    assert pack.plan(packs.OPEN, leave=lambda _: "not wanted") is None
+    assert pack.case(packs.OPEN) == pack.case(packs.OPEN) is not None
+    plan.close()
+    with pytest.raises(UsageError, match="is closed"):
+        _ = plan.loaded.handle

@@ -1,4 +1,4 @@
-"""The vLLM plugin as it is today: found by vLLM, cheap to import, and without effect."""
+"""The vLLM plugin where there is no vLLM: found by its entry point, cheap to import, and without effect."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_registering_imports_neither_torch_nor_the_tuner() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_without_a_pack_it_says_so_and_may_be_called_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_vllm_it_says_so_and_may_be_called_again(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="emmy.vllm"):
         emmy_vllm.register()
         emmy_vllm.register()
-    assert [r.getMessage().endswith("vLLM is unchanged") for r in caplog.records] == [True, True]
+    assert [r.getMessage().endswith("nothing is changed") for r in caplog.records] == [True, True]
 
 
 def test_emmy_disable_silences_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

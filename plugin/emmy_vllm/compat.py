@@ -1,0 +1,79 @@
+"""The only file that imports vLLM's internals, and the only one to look at when a new release comes. Tested range: configs.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+import vllm.envs
+from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.platforms import current_platform
+
+from emmy_vllm.settings import Settings, read_settings
+
+__all__ = [
+    "ParallelLMHead", "PluggableLayer", "UnquantizedEmbeddingMethod", "UnquantizedLinearMethod", "VllmConfig",
+    "after_loading", "current_settings", "is_batch_invariant", "is_replaced", "most_logits", "most_rows", "share_logging",
+]  # fmt: skip
+
+LINEARS = (QKVParallelLinear, MergedColumnParallelLinear, ColumnParallelLinear, RowParallelLinear, ReplicatedLinear)
+
+
+def is_replaced(layer: type[PluggableLayer]) -> bool:
+    """Whether a plugin's class stands for vLLM's already: a name can be taken once."""
+    return layer.__name__ in op_registry_oot
+
+
+def current_settings() -> tuple[Settings, VllmConfig] | None:
+    """What the configuration that a model is being built for asks of Emmy, None where that is nothing."""
+    config = get_current_vllm_config_or_none()
+    settings = read_settings(config.additional_config) if config is not None else None
+    return None if config is None or settings is None else (settings, config)
+
+
+def most_rows(config: VllmConfig) -> int:
+    """The most tokens of one step."""
+    return int(config.scheduler_config.max_num_batched_tokens)
+
+
+def most_logits(config: VllmConfig) -> int:
+    """The most rows that the lm_head gets in a step; prompt logprobs may have more, which stock serves."""
+    speculative = config.speculative_config
+    drafted = int(speculative.num_speculative_tokens) if speculative is not None else 0
+    return int(config.scheduler_config.max_num_seqs) * (1 + drafted)
+
+
+def is_batch_invariant() -> bool:
+    """Whether vLLM's own kernels give a request the same bits in any batch: a mode of its, on GPUs."""
+    return bool(vllm.envs.VLLM_BATCH_INVARIANT) and bool(current_platform.is_cuda_alike())
+
+
+def after_loading(then: Callable[[VllmConfig], None]) -> None:
+    """Calls `then` whenever a model has been loaded and its weights processed."""
+    load: Callable[..., torch.nn.Module] = BaseModelLoader.load_model
+
+    @wraps(load)
+    def loaded(self: BaseModelLoader, vllm_config: VllmConfig, *args: object, **named: object) -> torch.nn.Module:
+        model = load(self, vllm_config, *args, **named)
+        then(vllm_config)
+        return model
+
+    BaseModelLoader.load_model = loaded
+
+
+def share_logging() -> None:
+    """What Emmy says goes where vLLM's own log goes."""
+    logging.getLogger("emmy").parent = logging.getLogger("vllm")
