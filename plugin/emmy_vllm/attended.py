@@ -228,4 +228,6 @@ def _why_left(r: Served, backend: str) -> str:
 
 
 def _why_none(pack: Pack, case: Case, backend: str) -> str:
-    return pack.why_stock(case.op) or next(filter(None, (_why_left(r, backend) for r in case.ranges if r.code)), "nothing")
+    return pack.why_stock(case.op) or next(
+        filter(None, (_why_left(r, backend) for r in case.ranges if r.code)), "nothing"
+    )

@@ -21,14 +21,19 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.attention.backend import AttentionBackend, AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from emmy_vllm.settings import Settings, read_settings
 
 __all__ = [
     "ParallelLMHead", "PluggableLayer", "UnquantizedEmbeddingMethod", "UnquantizedLinearMethod", "VllmConfig",
     "after_loading", "current_settings", "is_batch_invariant", "is_replaced", "most_logits", "most_rows", "share_logging",
+    "most_requests", "replace_backend", "stock_backend",
 ]  # fmt: skip
 
+DECODER = AttentionType.DECODER
 LINEARS = (QKVParallelLinear, MergedColumnParallelLinear, ColumnParallelLinear, RowParallelLinear, ReplicatedLinear)
 
 
@@ -77,3 +82,21 @@ def after_loading(then: Callable[[VllmConfig], None]) -> None:
 def share_logging() -> None:
     """What Emmy says goes where vLLM's own log goes."""
     logging.getLogger("emmy").parent = logging.getLogger("vllm")
+def most_requests(config: VllmConfig) -> int:
+    """The most requests of one step."""
+    return int(config.scheduler_config.max_num_seqs)
+
+
+def stock_backend(name: str) -> type[AttentionBackend]:
+    """vLLM's own class of an attention backend, whatever stands for it."""
+    found: type[AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    return found
+
+
+def replace_backend(name: str, path: str) -> bool:
+    """Lets the class at `path` stand for an attention backend; False where another plugin's does already."""
+    backend = AttentionBackendEnum[name]
+    if backend.is_overridden():
+        return bool(backend.get_path() == path)
+    register_backend(backend, path)
+    return True
