@@ -36,6 +36,8 @@ OPS = [
     "swiglu_linear:33x20x48:f32",
     "paged_attention:3x4x5x12x8:f16:causal,window7,kv2,page4",
     "paged_attention:m(1..3)x2x1x9x8:f32:kv1,page4,k_is_v",
+    "served_attention:m(1..3)x4x1x24x8:f32:kv2,window9,page8,pjgcd",
+    "served_attention:2x4x5x24x8:f16:kv2,page8,len20,pgcdj,pgcjd",
 ]
 ROWS = [
     "rms_norm:m(1..9)x20:f16:residual",
