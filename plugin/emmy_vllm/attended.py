@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -22,6 +23,8 @@ from emmy_vllm.attention_selftest import wrong_answer
 
 log = logging.getLogger("emmy.vllm")
 _SIZES = ctypes.c_int64 * 1
+# A step of several prompts is run part by part: its prompts must be long enough to fill a card, and the parts few.
+LONG, MOST_PARTS = 256, 8
 _OFFSETS = (1 << 31) - 1  # a kernel that loads rows itself counts elements in 32 bits
 
 
@@ -68,7 +71,11 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A forward pass of a layer's group as vLLM describes it; `of` is that description, the same for all layers of the group."""
+    """A forward pass of a layer's group as vLLM describes it.
+
+    of:     that description, the same object for all layers of the group
+    starts: the first token of each request, and the end, where the host knows them
+    """
 
     of: object
     tokens: int
@@ -76,11 +83,45 @@ class Step:
     most_keys: int
     lengths: torch.Tensor
     table: torch.Tensor
+    starts: tuple[int, ...] | None = None
+
+    def parts(self) -> tuple[Part, ...] | str:
+        """What may be run one after another: neighbouring requests of one query together, each prompt alone. Or why nothing may."""
+        requests = len(self.lengths)
+        if self.most_queries == 1 and requests != self.tokens:
+            return "requests without a query"
+        if self.most_queries == 1 or requests == 1:
+            return (Part(0, requests, 0, self.tokens),)
+        if self.starts is None:
+            return "several requests, of which nobody says where they begin"
+        parts = list[Part]()
+        for i, (begin, end) in enumerate(pairwise(self.starts)):
+            if end - begin == 1 and parts and parts[-1].decodes and parts[-1].last == i:
+                parts[-1] = Part(parts[-1].first, i + 1, parts[-1].token, parts[-1].tokens + 1)
+            elif end > begin:
+                parts.append(Part(i, i + 1, begin, end - begin))
+        if len(parts) > MOST_PARTS or any(1 < p.tokens < LONG for p in parts if not p.decodes):
+            return "several requests, of which some are short prompts"
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Requests first..last-1 of a step, whose tokens begin with `token`."""
+
+    first: int
+    last: int
+    token: int
+    tokens: int
+
+    @property
+    def decodes(self) -> bool:
+        return self.tokens == self.last - self.first
 
 
 @dataclass(slots=True)
 class Told:
-    """What a kernel is told of a step, made once for all layers of a group. `layers`: those that were given it."""
+    """What a kernel is told of a part of a step, made once for all layers of a group. `layers`: those that were given it."""
 
     of: object
     table: torch.Tensor
@@ -95,7 +136,7 @@ class Kernel:
         self.op, self.case, self.plan, self._is_cpu = op, case, plan, device == "cpu"
         self._run, self._handle = launcher.library().emmy_run, plan.loaded.handle
         self._arguments = plan.loaded.arguments
-        self._told: dict[int, Told] = {}  # by description: groups of layers take turns
+        self._told: dict[tuple[int, int], Told] = {}  # by description and part: groups of layers take turns
 
     @property
     def slides(self) -> bool:
@@ -119,19 +160,21 @@ class Kernel:
         threads, stream = (torch.get_num_threads(), 0) if self._is_cpu else (1, torch.cuda.current_stream().cuda_stream)
         launcher.check(self._run(self._handle, addresses, _SIZES(size), threads, stream), self.case.op)
 
-    def told(self, step: Step, layer: int) -> Told:
-        """Table and counts of a step. A layer that comes again with the same description has another step: numbers may have changed."""
-        kept = self._told.get(id(step.of))
+    def told(self, step: Step, part: Part, layer: int) -> Told:
+        """Table and counts of a part. A layer that comes again with the same description has another step: numbers may have changed."""
+        key = id(step.of), part.first
+        kept = self._told.get(key)
         if kept is None or layer in kept.layers:
-            self._told = {of: t for of, t in self._told.items() if layer not in t.layers}  # those are of steps before
-            kept = self._told[id(step.of)] = self._tell(step)
+            old = {k for k, t in self._told.items() if layer in t.layers and (t.of is not step.of or k == key)}
+            self._told = {k: t for k, t in self._told.items() if k not in old}
+            kept = self._told[key] = self._tell(step, part)
         kept.layers.add(layer)
         return kept
 
-    def _tell(self, step: Step) -> Told:
-        op, lengths, table = self.op, step.lengths, step.table
+    def _tell(self, step: Step, part: Part) -> Told:
+        op, lengths, table = self.op, step.lengths[part.first : part.last], step.table[part.first : part.last]
         if not op.decodes:
-            return Told(step.of, self._wide(table[:1]), lengths[:1] - step.tokens)
+            return Told(step.of, self._wide(table), lengths - part.tokens)
         if not self.slides:
             return Told(step.of, self._wide(table), lengths)
         first = (lengths - op.window).clamp_(min=0).floor_divide_(op.page)
@@ -166,25 +209,37 @@ class Attended:
         if isinstance(found, str):
             self.counts[f"stock: {found}"] += 1
             return False
-        kernel, size = found
-        kernel.run(size, q, cache, kernel.told(step, layer), out)
-        self.counts[kernel.case.op] += 1
+        for kernel, part in found:
+            rows = slice(part.token, part.token + part.tokens)
+            size = part.last - part.first if kernel.op.decodes else part.tokens
+            kernel.run(size, q[rows], cache, kernel.told(step, part, layer), out[rows])
+            self.counts[kernel.case.op] += 1
         return True
 
-    def choose(self, q: torch.Tensor, cache: Cache, step: Step, out: torch.Tensor) -> tuple[Kernel, int] | str:
-        """(kernel, size) of a step, or why it is stock's."""
-        requests, decodes = len(step.lengths), step.most_queries == 1
-        if decodes and requests != step.tokens:
-            return "requests without a query"
-        if not decodes and requests != 1:
-            return "several requests, of which some have several queries"
+    def choose(self, q: torch.Tensor, cache: Cache, step: Step, out: torch.Tensor) -> list[tuple[Kernel, Part]] | str:
+        """Kernels of a step's parts, or why it is stock's."""
+        parts, found = step.parts(), list[tuple[Kernel, Part]]()
+        if isinstance(parts, str):
+            return parts
         if not (q.is_contiguous() and out.is_contiguous()):
             return "rows that do not follow one another"
-        size = requests if decodes else step.tokens
-        for k in self.kernels:
-            if k.op.decodes == decodes and k.op.page == cache.size("j") and k.plan.serves(size) and k.reaches(step):
-                return (k, size) if cache.lies_as(k.op) and k.reads(cache) else "a cache that lies otherwise"
-        return f"no kernel of such a {'decoding step' if decodes else 'prompt'}"
+        for part in parts:
+            kernel = self._kernel(part, cache, step)
+            if kernel is None:
+                return f"no kernel of such a {'decoding step' if part.decodes else 'prompt'}"
+            if not (cache.lies_as(kernel.op) and kernel.reads(cache)):
+                return "a cache that lies otherwise"
+            found.append((kernel, part))
+        return found
+
+    def _kernel(self, part: Part, cache: Cache, step: Step) -> Kernel | None:
+        size, page = part.last - part.first if part.decodes else part.tokens, cache.size("j")
+        return next(
+            (
+                k for k in self.kernels
+                if k.op.decodes == part.decodes and k.op.page == page and k.plan.serves(size) and k.reaches(step)
+            ), None,
+        )  # fmt: skip
 
     def describe(self) -> Iterator[str]:
         """A line a kernel: what it serves."""

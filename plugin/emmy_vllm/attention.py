@@ -16,7 +16,7 @@ import torch
 from emmy.ir.ops import ServedAttention
 from emmy_vllm import compat
 from emmy_vllm.attended import Attended, Cache, Shape, Step, attended
-from emmy_vllm.kernels import DTYPES, Kernels, kernels_of
+from emmy_vllm.kernels import DTYPES, Kernels, every, kernels_of
 
 log = logging.getLogger("emmy.vllm")
 BACKENDS = ("TRITON_ATTN", "FLASH_ATTN", "CPU_ATTN")
@@ -50,6 +50,14 @@ def backend(name: str) -> type:
         def get_impl_cls() -> type:
             return _impl(name) if _wanted() else stock.get_impl_cls()
 
+        @staticmethod
+        def get_builder_cls() -> type:
+            return (
+                _builder(name)
+                if any(a.kernels for k in every() for a in k.attended.values())
+                else stock.get_builder_cls()
+            )
+
     Ours.__qualname__ = Ours.__name__ = name
     Ours.__doc__ = stock.__doc__
     return Ours
@@ -58,6 +66,23 @@ def backend(name: str) -> type:
 def _wanted() -> bool:
     found = compat.current_settings()
     return found is not None and "attention" in found[0].parts
+
+
+@cache
+def _builder(name: str) -> type:
+    stock: Any = compat.stock_backend(name).get_builder_cls()
+
+    class Builder(stock):  # type: ignore[misc]
+        """vLLM's, and where each request begins in a step of several prompts: the host knows that here alone."""
+
+        def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **named: Any) -> Any:
+            made = super().build(common_prefix_len, common_attn_metadata, *args, **named)
+            if common_attn_metadata.max_query_len > 1 and common_attn_metadata.num_reqs > 1:
+                made.emmy_starts = tuple(common_attn_metadata.query_start_loc_cpu.tolist())
+            return made
+
+    Builder.__qualname__ = Builder.__name__ = f"Emmy{stock.__name__}"
+    return Builder
 
 
 @cache
@@ -117,6 +142,7 @@ class Serving:
             said["max_seq_len"],
             said["seq_lens"],
             said["block_table"],
+            said.get("emmy_starts"),
         )
 
 
@@ -127,7 +153,7 @@ def _serving(impl: Any, name: str) -> Serving | None:
         return None
     settings, config = found
     window = _window(impl.sliding_window)
-    if why := _why_stock(impl, window, settings.deterministic):
+    if why := compat.why_no_attention(config) or _why_stock(impl, window, settings.deterministic):
         log.info("attention %dx%d, heads of %d: stock: %s", impl.num_heads, impl.num_kv_heads, impl.head_size, why)
         return None
     shape = Shape(

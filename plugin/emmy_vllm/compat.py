@@ -8,7 +8,7 @@ from functools import wraps
 
 import torch
 import vllm.envs
-from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.config import CUDAGraphMode, VllmConfig, get_current_vllm_config_or_none
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -30,7 +30,7 @@ from emmy_vllm.settings import Settings, read_settings
 __all__ = [
     "ParallelLMHead", "PluggableLayer", "UnquantizedEmbeddingMethod", "UnquantizedLinearMethod", "VllmConfig",
     "after_loading", "current_settings", "is_batch_invariant", "is_replaced", "most_logits", "most_rows", "share_logging",
-    "most_requests", "replace_backend", "stock_backend",
+    "most_requests", "replace_backend", "stock_backend", "why_no_attention",
 ]  # fmt: skip
 
 DECODER = AttentionType.DECODER
@@ -100,3 +100,12 @@ def replace_backend(name: str, path: str) -> bool:
         return bool(backend.get_path() == path)
     register_backend(backend, path)
     return True
+
+
+def why_no_attention(config: VllmConfig) -> str:
+    """Why no attention kernel may be chosen for a step by what the host knows of it; "" when one may."""
+    if config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+        return "CUDA graphs hold steps of any mixture of requests: cudagraph_mode FULL_AND_PIECEWISE does not"
+    if config.parallel_config.decode_context_parallel_size > 1:
+        return "a sequence's keys lie on several devices"
+    return ""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emmy.ir.dtype import encode
-from emmy.ir.ops import PagedAttention, Products, parse_op
+from emmy.ir.ops import PagedAttention, Products, ServedAttention, parse_op
 from emmy.measure import torch_answers
 from emmy.measure.answers import HostAnswers
 from emmy.measure.check import cases, operands
@@ -93,7 +93,7 @@ def test_the_reference_is_the_ops_in_float64(text: str, monkeypatch: pytest.Monk
         name: torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
         for name, x in inputs.items()
     }
-    assert isinstance(op, Products | PagedAttention)
+    assert isinstance(op, Products | PagedAttention | ServedAttention)
     want, *_ = op.reference(inputs).values()
     np.testing.assert_allclose(torch_answers.reference(op, tensors).numpy(), want, rtol=1e-13, atol=1e-13)
 
