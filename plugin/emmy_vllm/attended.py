@@ -198,10 +198,15 @@ def _maps(r: Served) -> str:
 
 
 class Attended:
-    """The kernels that serve layers of a shape beside one of vLLM's backends. `counts`: of steps of layers, by who served them."""
+    """The kernels that serve layers of a shape beside one of vLLM's backends.
 
-    def __init__(self, shape: Shape, kernels: Sequence[Kernel]) -> None:
-        self.shape, self.kernels, self.counts = shape, tuple(kernels), Counter[str]()
+    left:   why others of the pack do not
+    counts: of parts of steps, by the op that served them; of steps, by why they were stock's
+    """
+
+    def __init__(self, shape: Shape, backend: str, kernels: Sequence[Kernel], left: Sequence[str]) -> None:
+        self.shape, self.backend, self.kernels, self.left = shape, backend, tuple(kernels), tuple(left)
+        self.counts, self.n_layers = Counter[str](), 0
 
     def run(self, layer: int, q: torch.Tensor, cache: Cache, step: Step, out: torch.Tensor) -> bool:
         """Whether a kernel served the step; else stock must. q, out: [tokens, heads, D], perhaps with more tokens than the step has."""
@@ -241,17 +246,25 @@ class Attended:
             ), None,
         )  # fmt: skip
 
-    def describe(self) -> Iterator[str]:
-        """A line a kernel: what it serves."""
+    def lines(self) -> Iterator[str]:
+        """Who serves what, a line each."""
+        s = self.shape
+        window = f", window {s.window}" if s.window else ""
+        yield f"attention of {s.heads} heads of {s.dim}, {s.kv_heads} of K and V, {s.dtype}{window}: {self.n_layers} layers, {self.backend}"
         for k in self.kernels:
-            served = ", ".join(r.sizes or "all" for r in k.plan.case.ranges if r.code)
-            yield f"{k.op.key}: {'requests' if k.op.decodes else 'queries'} {served}"
+            served = ", ".join(r.sizes or "any" for r in k.case.ranges if r.code)
+            yield f"  Emmy {'decoding of' if k.op.decodes else 'prompts of'} {served} {'requests' if k.op.decodes else 'tokens'}: {k.op.key}"
+        yield from (
+            f"  stock: {why}"
+            for why in self.left or ("the pack has no kernel for it",)
+            if self.left or not self.kernels
+        )
 
 
 def attended(
     pack: Pack, shape: Shape, backend: str, device: torch.device, most: Callable[[ServedAttention], int]
-) -> tuple[Attended, list[str]]:
-    """What the pack has for layers of a shape, each kernel tried once; and why others are left out.
+) -> Attended:
+    """What the pack has for layers of a shape, each kernel tried once.
 
     A range is used where it was raced with the kernel of that backend, and won. most: the largest size that steps ask of an op
     """
@@ -271,7 +284,7 @@ def attended(
             continue
         kernels.append(kernel)
     kernels.sort(key=lambda k: k.op.keys)
-    return Attended(shape, kernels), left
+    return Attended(shape, backend, kernels, left)
 
 
 def _why_left(r: Served, backend: str) -> str:

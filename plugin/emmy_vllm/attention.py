@@ -159,10 +159,11 @@ def _serving(impl: Any, name: str) -> Serving | None:
     shape = Shape(
         impl.num_heads, impl.num_kv_heads, impl.head_size, DTYPES[config.model_config.dtype], window, float(impl.scale)
     )
-    kernels = kernels_of(settings)
+    kernels = kernels_of(settings, config.instance_id)
     kept = kernels.attended.get((name, shape))
     if kept is None:
         kept = kernels.attended[name, shape] = _found(kernels, shape, name, config)
+    kept.n_layers += 1
     return Serving(kept, name, impl.head_size) if kept.kernels else None
 
 
@@ -173,12 +174,7 @@ def _found(kernels: Kernels, shape: Shape, name: str, config: Any) -> Attended:
     def most(op: ServedAttention) -> int:
         return requests if op.decodes else rows
 
-    made, left = attended(kernels.pack, shape, name, device, most)
-    for line in (*(f"served: {x}" for x in made.describe()), *(f"stock: {x}" for x in left)):
-        log.info("attention of %s: %s", name, line)
-    if not made.kernels and not left:
-        log.info("attention of %s: stock: the pack has nothing for %s", name, shape)
-    return made
+    return attended(kernels.pack, shape, name, device, most)
 
 
 def _window(said: Any) -> int:

@@ -28,9 +28,22 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from emmy_vllm.settings import Settings, read_settings
 
 __all__ = [
-    "ParallelLMHead", "PluggableLayer", "UnquantizedEmbeddingMethod", "UnquantizedLinearMethod", "VllmConfig",
-    "after_loading", "current_settings", "is_batch_invariant", "is_replaced", "most_logits", "most_rows", "share_logging",
-    "most_requests", "replace_backend", "stock_backend", "why_no_attention",
+    "ParallelLMHead",
+    "PluggableLayer",
+    "UnquantizedEmbeddingMethod",
+    "UnquantizedLinearMethod",
+    "VllmConfig",
+    "after_loading",
+    "current_settings",
+    "is_batch_invariant",
+    "is_replaced",
+    "most_logits",
+    "most_requests",
+    "most_rows",
+    "replace_backend",
+    "share_logging",
+    "stock_backend",
+    "why_no_attention",
 ]  # fmt: skip
 
 DECODER = AttentionType.DECODER
@@ -82,6 +95,8 @@ def after_loading(then: Callable[[VllmConfig], None]) -> None:
 def share_logging() -> None:
     """What Emmy says goes where vLLM's own log goes."""
     logging.getLogger("emmy").parent = logging.getLogger("vllm")
+
+
 def most_requests(config: VllmConfig) -> int:
     """The most requests of one step."""
     return int(config.scheduler_config.max_num_seqs)

@@ -26,8 +26,8 @@ PAGES = 12
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Attended:
     path, _ = attention_pack(tmp_path_factory.mktemp("packs"), DECODE, PROMPT, OTHERWISE)
-    found, left = attended(Pack.open(path), SHAPE, "CPU_ATTN", torch.device("cpu"), lambda op: 40)
-    assert not left and len(found.kernels) == 3
+    found = attended(Pack.open(path), SHAPE, "CPU_ATTN", torch.device("cpu"), lambda op: 40)
+    assert not found.left and len(found.kernels) == 3
     return found
 
 
@@ -127,9 +127,9 @@ def test_a_kernel_that_did_not_beat_the_backend_or_is_wrong_is_left_out(
 ) -> None:
     def left(rivals: dict[str, float]) -> list[str]:
         pack = Pack.open(attention_pack(tmp_path, DECODE, rivals=rivals)[0])
-        found, why = attended(pack, SHAPE, "CPU_ATTN", torch.device("cpu"), lambda op: 4)
-        assert bool(found.kernels) != bool(why)
-        return why
+        found = attended(pack, SHAPE, "CPU_ATTN", torch.device("cpu"), lambda op: 4)
+        assert bool(found.kernels) != bool(found.left) == any("stock: " in x for x in found.lines())
+        return list(found.left)
 
     assert left({"vllm:CPU_ATTN": 1.01}) == []
     assert left({"vllm:TRITON_ATTN": 3.0}) == [f"{DECODE}: it was never raced with CPU_ATTN"]
