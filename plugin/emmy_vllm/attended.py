@@ -20,6 +20,7 @@ from emmy.ir.ops import ServedAttention, parse_op
 from emmy.pack import Case, Pack, PackedPlan, Served
 from emmy.runtime import launcher
 from emmy_vllm.attention_selftest import wrong_answer
+from emmy_vllm.counts import Counts
 
 log = logging.getLogger("emmy.vllm")
 _SIZES = ctypes.c_int64 * 1
@@ -38,6 +39,10 @@ class Shape:
     dtype: DType
     window: int
     scale: float
+
+    def __str__(self) -> str:
+        window = f",window{self.window}" if self.window else ""
+        return f"{self.heads}x{self.dim}:{self.dtype}:kv{self.kv_heads}{window}"
 
     def fits(self, op: ServedAttention) -> bool:
         same = (op.heads, op.groups, op.dim, op.dtype, op.window) == (
@@ -130,10 +135,11 @@ class Told:
 
 
 class Kernel:
-    """A case of the pack that is ready to run."""
+    """A case of the pack that is ready to run. `counts`: of its runs, by range."""
 
-    def __init__(self, op: ServedAttention, case: Case, plan: PackedPlan, device: str) -> None:
-        self.op, self.case, self.plan, self._is_cpu = op, case, plan, device == "cpu"
+    def __init__(self, op: ServedAttention, case: Case, plan: PackedPlan, device: str, instance: str) -> None:
+        self.op, self.case, self._plan, self._is_cpu = op, case, plan, device == "cpu"
+        self.counts = Counts(instance, case.op, [(r.sizes or "any") if r.code else "" for r in case.ranges])
         self._run, self._handle = launcher.library().emmy_run, plan.loaded.handle
         self._arguments = plan.loaded.arguments
         self._told: dict[tuple[int, int], Told] = {}  # by description and part: groups of layers take turns
@@ -142,6 +148,11 @@ class Kernel:
     def slides(self) -> bool:
         """Whether it is given only those pages of a sequence that its window reaches: a decoding step's, however long that is."""
         return self.op.decodes and self.op.window > 0 and self.op.keys >= self.op.window + self.op.page - 1
+
+    def range(self, size: int) -> int | None:
+        """Number of the range that has kernels for so many sequences, or queries."""
+        sized = self.case.symbol
+        return next((i for i, r in enumerate(self.case.ranges) if r.code and (not sized or r.lo <= size <= r.hi)), None)
 
     def reaches(self, step: Step) -> bool:
         return self.slides or step.most_keys <= self.op.keys
@@ -201,24 +212,30 @@ class Attended:
     """The kernels that serve layers of a shape beside one of vLLM's backends.
 
     left:   why others of the pack do not
-    counts: of parts of steps, by the op that served them; of steps, by why they were stock's
+    counts: of layers' steps that stock had; `why` they were its
     """
 
-    def __init__(self, shape: Shape, backend: str, kernels: Sequence[Kernel], left: Sequence[str]) -> None:
+    def __init__(
+        self, shape: Shape, backend: str, kernels: Sequence[Kernel], left: Sequence[str], instance: str
+    ) -> None:
         self.shape, self.backend, self.kernels, self.left = shape, backend, tuple(kernels), tuple(left)
-        self.counts, self.n_layers = Counter[str](), 0
+        self.why, self.n_layers = Counter[str](), 0
+        self.counts = Counts(instance, f"attention:{shape}", ())
 
     def run(self, layer: int, q: torch.Tensor, cache: Cache, step: Step, out: torch.Tensor) -> bool:
         """Whether a kernel served the step; else stock must. q, out: [tokens, heads, D], perhaps with more tokens than the step has."""
         found = self.choose(q, cache, step, out)
         if isinstance(found, str):
-            self.counts[f"stock: {found}"] += 1
+            self.counts.array[0] += 1
+            self.why[found] += 1
             return False
         for kernel, part in found:
             rows = slice(part.token, part.token + part.tokens)
             size = part.last - part.first if kernel.op.decodes else part.tokens
             kernel.run(size, q[rows], cache, kernel.told(step, part, layer), out[rows])
-            self.counts[kernel.case.op] += 1
+            served = kernel.range(size)
+            assert served is not None
+            kernel.counts.array[1 + served] += 1
         return True
 
     def choose(self, q: torch.Tensor, cache: Cache, step: Step, out: torch.Tensor) -> list[tuple[Kernel, Part]] | str:
@@ -242,31 +259,28 @@ class Attended:
         return next(
             (
                 k for k in self.kernels
-                if k.op.decodes == part.decodes and k.op.page == page and k.plan.serves(size) and k.reaches(step)
+                if k.op.decodes == part.decodes and k.op.page == page and k.range(size) is not None and k.reaches(step)
             ), None,
         )  # fmt: skip
 
     def lines(self) -> Iterator[str]:
         """Who serves what, a line each."""
-        s = self.shape
-        window = f", window {s.window}" if s.window else ""
-        yield f"attention of {s.heads} heads of {s.dim}, {s.kv_heads} of K and V, {s.dtype}{window}: {self.n_layers} layers, {self.backend}"
+        yield f"attention {self.shape}: {self.n_layers} layers, {self.backend}"
         for k in self.kernels:
-            served = ", ".join(r.sizes or "any" for r in k.case.ranges if r.code)
-            yield f"  Emmy {'decoding of' if k.op.decodes else 'prompts of'} {served} {'requests' if k.op.decodes else 'tokens'}: {k.op.key}"
-        yield from (
-            f"  stock: {why}"
-            for why in self.left or ("the pack has no kernel for it",)
-            if self.left or not self.kernels
-        )
+            sizes = ", ".join(r.sizes or "any" for r in k.case.ranges if r.code)
+            yield f"  Emmy {f'decoding of {sizes} requests' if k.op.decodes else f'prompts of {sizes} tokens'}: {k.op.key}"
+        yield from (f"  stock: {why}" for why in self.left)
+        if not self.kernels and not self.left:
+            yield "  stock: the pack has no kernel for it"
 
 
 def attended(
-    pack: Pack, shape: Shape, backend: str, device: torch.device, most: Callable[[ServedAttention], int]
+    pack: Pack, shape: Shape, backend: str, device: torch.device, instance: str, most: Callable[[ServedAttention], int]
 ) -> Attended:
     """What the pack has for layers of a shape, each kernel tried once.
 
-    A range is used where it was raced with the kernel of that backend, and won. most: the largest size that steps ask of an op
+    A range is used where it was raced with the kernel of that backend, and won. instance: the engine's id; most: the largest size
+    that steps ask of an op
     """
     kernels, left = list[Kernel](), list[str]()
     for case in pack.cases:
@@ -277,14 +291,14 @@ def attended(
         if plan is None:
             left.append(f"{case.op}: {_why_none(pack, case, backend)}")
             continue
-        kernel = Kernel(op, plan.case, plan, device.type)
+        kernel = Kernel(op, plan.case, plan, device.type, instance)
         if wrong := wrong_answer(kernel, device, most(op)):
             log.error("%s: WRONG ANSWER, left to stock: %s", case.op, wrong)
             left.append(f"{case.op}: {wrong}")
             continue
         kernels.append(kernel)
     kernels.sort(key=lambda k: k.op.keys)
-    return Attended(shape, backend, kernels, left)
+    return Attended(shape, backend, kernels, left, instance)
 
 
 def _why_left(r: Served, backend: str) -> str:

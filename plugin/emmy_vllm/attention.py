@@ -174,7 +174,7 @@ def _found(kernels: Kernels, shape: Shape, name: str, config: Any) -> Attended:
     def most(op: ServedAttention) -> int:
         return requests if op.decodes else rows
 
-    return attended(kernels.pack, shape, name, device, most)
+    return attended(kernels.pack, shape, name, device, kernels.instance, most)
 
 
 def _window(said: Any) -> int:

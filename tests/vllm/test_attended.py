@@ -26,7 +26,7 @@ PAGES = 12
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Attended:
     path, _ = attention_pack(tmp_path_factory.mktemp("packs"), DECODE, PROMPT, OTHERWISE)
-    found = attended(Pack.open(path), SHAPE, "CPU_ATTN", torch.device("cpu"), lambda op: 40)
+    found = attended(Pack.open(path), SHAPE, "CPU_ATTN", torch.device("cpu"), "test", lambda op: 40)
     assert not found.left and len(found.kernels) == 3
     return found
 
@@ -69,8 +69,9 @@ def test_a_step_is_served_part_by_part(
     monkeypatch.setattr(module, "LONG", 8)
     s = step(*requests)
     q, cache = given(s.tokens + 3)  # a graph's rows are more than a step's
-    out = torch.full_like(q, 7.0)
+    out, before = torch.full_like(q, 7.0), sum(sum(k.counts.values()) for k in made.kernels)
     assert made.run(1, q, cache, s, out)
+    assert sum(sum(k.counts.values()) for k in made.kernels) == before + len(s.parts())
     torch.testing.assert_close(out[: s.tokens].double(), want(made, q[: s.tokens], cache, s), atol=1e-5, rtol=1e-5)
     assert (out[s.tokens :] == 7).all()
 
@@ -89,9 +90,9 @@ def test_other_steps_are_left_to_stock_and_counted(
 ) -> None:
     s = step(*requests)
     q, cache = given(s.tokens)
-    before = made.counts[f"stock: {why}"]
+    before, times = made.counts.values(), made.why[why]
     assert not made.run(1, q, cache, s, torch.zeros_like(q))
-    assert made.counts[f"stock: {why}"] == before + 1
+    assert made.why[why] == times + 1 and made.counts.values() == (before[0] + 1,)
 
 
 def test_what_only_stock_can_read_is_left_to_it(made: Attended) -> None:
@@ -127,7 +128,7 @@ def test_a_kernel_that_did_not_beat_the_backend_or_is_wrong_is_left_out(
 ) -> None:
     def left(rivals: dict[str, float]) -> list[str]:
         pack = Pack.open(attention_pack(tmp_path, DECODE, rivals=rivals)[0])
-        found = attended(pack, SHAPE, "CPU_ATTN", torch.device("cpu"), lambda op: 4)
+        found = attended(pack, SHAPE, "CPU_ATTN", torch.device("cpu"), "test", lambda op: 4)
         assert bool(found.kernels) != bool(found.left) == any("stock: " in x for x in found.lines())
         return list(found.left)
 
