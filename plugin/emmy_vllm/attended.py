@@ -126,23 +126,54 @@ class Part:
 
 @dataclass(slots=True)
 class Told:
-    """What a kernel is told of a part of a step, made once for all layers of a group. `layers`: those that were given it."""
+    """What a kernel is told of a part of a step, made once for all layers of a group.
+
+    near:   what it was made of, where groups share that
+    layers: those that were given it
+    """
 
     of: object
     table: torch.Tensor
     counts: torch.Tensor
+    near: Told | None = None
     layers: set[int] = field(default_factory=set)
+
+    def give(self, layer: int) -> None:
+        self.layers.add(layer)
+        if self.near:
+            self.near.give(layer)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What was made of steps, by key. Objects that keys name by their id live as long as their entry."""
+
+    entries: dict[tuple[int, int], Told] = field(default_factory=dict)
+
+    def get(self, key: tuple[int, int], layer: int, make: Callable[[], Told]) -> Told:
+        """A layer that comes again is in another step, though the description be the same: numbers in it may have changed."""
+        found = self.entries.get(key)
+        if found is None or layer in found.layers:
+            self.entries = {
+                k: t for k, t in self.entries.items() if layer not in t.layers or (k[0] == key[0] and k != key)
+            }
+            found = self.entries[key] = make()
+        found.give(layer)
+        return found
 
 
 class Kernel:
     """A case of the pack that is ready to run. `counts`: of its runs, by range."""
 
-    def __init__(self, op: ServedAttention, case: Case, plan: PackedPlan, device: str, instance: str) -> None:
-        self.op, self.case, self._plan, self._is_cpu = op, case, plan, device == "cpu"
+    def __init__(self, op: ServedAttention, case: Case, plan: PackedPlan, device: torch.device, instance: str) -> None:
+        self.op, self.case, self._plan, self._is_cpu = op, case, plan, device.type == "cpu"
         self.counts = Counts(instance, case.op, [(r.sizes or "any") if r.code else "" for r in case.ranges])
         self._run, self._handle = launcher.library().emmy_run, plan.loaded.handle
         self._arguments = plan.loaded.arguments
-        self._told: dict[tuple[int, int], Told] = {}  # by description and part: groups of layers take turns
+        self._told = Kept()  # by description and part: groups of layers take turns
+        self._near = Kept()  # by lengths and part, which groups share
+        self._columns = torch.arange(op.columns, device=device)
+        self._by_engine = all(f"map {n}" in _maps(r) for r in case.ranges if r.code for n in op.caches)
 
     @property
     def slides(self) -> bool:
@@ -159,8 +190,7 @@ class Kernel:
 
     def reads(self, cache: Cache) -> bool:
         """Whether positions in the cache fit the kernel's numbers."""
-        by_engine = all(f"map {n}" in _maps(r) for r in self.case.ranges if r.code for n in self.op.caches)
-        return self._is_cpu or by_engine or cache.view.numel() <= _OFFSETS
+        return self._is_cpu or self._by_engine or cache.view.numel() <= _OFFSETS
 
     def run(self, size: int, q: torch.Tensor, cache: Cache, told: Told, out: torch.Tensor) -> None:
         """Runs it on a step of so many sequences, or queries. Raises LaunchError."""
@@ -172,26 +202,26 @@ class Kernel:
         launcher.check(self._run(self._handle, addresses, _SIZES(size), threads, stream), self.case.op)
 
     def told(self, step: Step, part: Part, layer: int) -> Told:
-        """Table and counts of a part. A layer that comes again with the same description has another step: numbers may have changed."""
-        key = id(step.of), part.first
-        kept = self._told.get(key)
-        if kept is None or layer in kept.layers:
-            old = {k for k, t in self._told.items() if layer in t.layers and (t.of is not step.of or k == key)}
-            self._told = {k: t for k, t in self._told.items() if k not in old}
-            kept = self._told[key] = self._tell(step, part)
-        kept.layers.add(layer)
-        return kept
+        """Table and counts of a part."""
+        return self._told.get((id(step.of), part.first), layer, lambda: self._tell(step, part, layer))
 
-    def _tell(self, step: Step, part: Part) -> Told:
-        op, lengths, table = self.op, step.lengths[part.first : part.last], step.table[part.first : part.last]
-        if not op.decodes:
+    def _tell(self, step: Step, part: Part, layer: int) -> Told:
+        lengths, table = step.lengths[part.first : part.last], step.table[part.first : part.last]
+        if not self.op.decodes:
             return Told(step.of, self._wide(table), lengths - part.tokens)
         if not self.slides:
             return Told(step.of, self._wide(table), lengths)
-        first = (lengths - op.window).clamp_(min=0).floor_divide_(op.page)
-        columns = torch.arange(op.columns, device=table.device, dtype=torch.int32)
-        at = (first[:, None] + columns).clamp_(max=table.shape[1] - 1)
-        return Told(step.of, table.gather(1, at.long()), torch.sub(lengths, first, alpha=op.page))
+        near = self._near.get(
+            (id(step.lengths), part.first), layer, lambda: self._reached(step.lengths, lengths, table)
+        )
+        return Told(step.of, table.gather(1, near.table), near.counts, near)
+
+    def _reached(self, of: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Told:
+        """For all groups: which columns of their tables the window reaches, and how many keys there are from there on."""
+        op = self.op
+        first = lengths.sub(op.window).clamp_(min=0).div_(op.page, rounding_mode="floor")
+        columns = (first[:, None] + self._columns).clamp_(max=table.shape[1] - 1)
+        return Told(of, columns, torch.sub(lengths, first, alpha=op.page))
 
     def _wide(self, table: torch.Tensor) -> torch.Tensor:
         """The table with rows as long as the kernel takes them to be."""
@@ -291,7 +321,7 @@ def attended(
         if plan is None:
             left.append(f"{case.op}: {_why_none(pack, case, backend)}")
             continue
-        kernel = Kernel(op, plan.case, plan, device.type, instance)
+        kernel = Kernel(op, plan.case, plan, device, instance)
         if wrong := wrong_answer(kernel, device, most(op)):
             log.error("%s: WRONG ANSWER, left to stock: %s", case.op, wrong)
             left.append(f"{case.op}: {wrong}")

@@ -22,8 +22,8 @@ log = logging.getLogger("emmy.vllm")
 BACKENDS = ("TRITON_ATTN", "FLASH_ATTN", "CPU_ATTN")
 _CPU_ORDERS = ("pgcdj", "pgcjd")  # of keys, which its kernel wants column by column, and of values
 _UNUSUAL = (  # of a step's metadata, and what stock's kernels alone do then
-    "use_cascade", "mm_prefix_range", "mm_prefix_range_tensor", "rswa_prefix_lens", "dynamic_causal", "encoder_cache",
-    "max_dcp_context_kv_len",
+    "use_cascade", "mm_prefix_range", "mm_prefix_range_tensor", "mm_prefix_query_range_tensor", "rswa_prefix_lens",
+    "dynamic_causal", "encoder_cache", "max_dcp_context_kv_len",
 )  # fmt: skip
 
 
@@ -131,8 +131,12 @@ class Serving:
     def step(self, metadata: Any) -> Step | None:
         """A step as metadata of any of the backends says it; None for one of an unusual kind."""
         said = vars(metadata)
-        if said["causal"] is not True or any(
-            said.get(name) is not None and said[name] is not False for name in _UNUSUAL
+        unusual = any(said.get(name) is not None and said[name] is not False for name in _UNUSUAL)
+        window = said.get("sliding_window")
+        if (
+            said["causal"] is not True
+            or unusual
+            or (window is not None and _window(window) != self.kernels.shape.window)
         ):
             return None
         return Step(

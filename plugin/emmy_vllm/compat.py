@@ -123,4 +123,6 @@ def why_no_attention(config: VllmConfig) -> str:
         return "CUDA graphs hold steps of any mixture of requests: cudagraph_mode FULL_AND_PIECEWISE does not"
     if config.parallel_config.decode_context_parallel_size > 1:
         return "a sequence's keys lie on several devices"
+    if vllm.envs.VLLM_BATCH_INVARIANT:
+        return "VLLM_BATCH_INVARIANT: a request's sums must not depend on its batch"
     return ""

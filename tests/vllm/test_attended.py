@@ -116,11 +116,15 @@ def test_layers_of_a_group_share_what_a_step_tells_and_a_second_visit_reads_it_a
     s, other = step((5, 1), (60, 1)), step((4, 1), (8, 1))
     (part,) = s.parts()
     one = kernel.told(s, part, 1)
+    group = replace(s, of=object(), table=s.table + 1)
+    beside = kernel.told(group, part, 5)  # another group of the same step, with a table of its own
+    assert beside.counts is one.counts and torch.equal(beside.table, one.table + 1)
     assert kernel.told(other, part, 1) is not one and kernel.told(s, part, 2) is not one  # layer 1 went on: a new step
     again = kernel.told(s, part, 3)
     assert kernel.told(s, part, 4) is again
     s.lengths[0] = 7  # a drafting model goes through its layers again with numbers changed in place
     assert kernel.told(s, part, 3).counts.tolist() == [7, 60 - 8 * ((60 - 16) // 8)]
+    assert kernel.told(group, part, 5).counts.tolist() == [7, 60 - 8 * ((60 - 16) // 8)]
 
 
 def test_a_kernel_that_did_not_beat_the_backend_or_is_wrong_is_left_out(
