@@ -173,7 +173,7 @@ def _serving(impl: Any, name: str) -> Serving | None:
 
 def _found(kernels: Kernels, shape: Shape, name: str, config: Any) -> Attended:
     rows, requests = compat.most_rows(config), compat.most_requests(config)
-    device = torch.device("cpu" if name == "CPU_ATTN" else "cuda")
+    device = compat.attention_device(name)
 
     def most(op: ServedAttention) -> int:
         return requests if op.decodes else rows

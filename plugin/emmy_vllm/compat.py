@@ -34,6 +34,7 @@ __all__ = [
     "UnquantizedLinearMethod",
     "VllmConfig",
     "after_loading",
+    "attention_device",
     "current_settings",
     "is_batch_invariant",
     "is_replaced",
@@ -100,6 +101,11 @@ def share_logging() -> None:
 def most_requests(config: VllmConfig) -> int:
     """The most requests of one step."""
     return int(config.scheduler_config.max_num_seqs)
+
+
+def attention_device(name: str) -> torch.device:
+    """Where an attention backend's tensors are."""
+    return torch.device("cpu") if name == "CPU_ATTN" else torch.device("cuda", torch.cuda.current_device())
 
 
 def stock_backend(name: str) -> type[AttentionBackend]:
