@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -317,7 +318,7 @@ def attended(
         op = parse_op(case.op)
         if not isinstance(op, ServedAttention) or not shape.fits(op):
             continue
-        plan = pack.plan(op, lambda r: _why_left(r, backend))
+        plan = pack.plan(op, partial(_why_left, backend, pack.unmeasured))
         if plan is None:
             left.append(f"{case.op}: {_why_none(pack, case, backend)}")
             continue
@@ -331,15 +332,14 @@ def attended(
     return Attended(shape, backend, kernels, left, instance)
 
 
-def _why_left(r: Served, backend: str) -> str:
+def _why_left(backend: str, unmeasured: bool, r: Served) -> str:
     """Why a range is stock's beside this backend; "" when it is not."""
     won = r.evidence.rivals.get(f"vllm:{backend}") if r.evidence else None
     if won is None:
-        return f"it was never raced with {backend}"
+        return "" if unmeasured else f"it was never raced with {backend}"
     return "" if won > 1 else f"no win: {won:.3f} times as fast as {backend}"
 
 
 def _why_none(pack: Pack, case: Case, backend: str) -> str:
-    return pack.why_stock(case.op) or next(
-        filter(None, (_why_left(r, backend) for r in case.ranges if r.code)), "nothing"
-    )
+    whys = (_why_left(backend, False, r) for r in case.ranges if r.code)
+    return pack.why_stock(case.op) or next(filter(None, whys), "nothing of it is served")

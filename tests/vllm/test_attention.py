@@ -1,161 +1,93 @@
-"""Attention of a real engine on this CPU: a Gemma-4-shaped model says the same through a pack's kernels as without them."""
+"""Attention of a real engine on this CPU: a Gemma-4-shaped model answers through a pack's kernels as it does without them."""
 
 from __future__ import annotations
 
-import gc
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-vllm = pytest.importorskip("vllm")
-
-import torch  # noqa: E402
-
-import emmy_vllm  # noqa: E402
-from emmy_vllm import attended, attention, compat, kernels  # noqa: E402
-from tests.vllm.attention_packs import attention_pack  # noqa: E402
+from tests.plugin.attention_packs import attention_pack
+from tests.vllm import engine
 
 pytestmark = pytest.mark.vllm
-CONFIG = {
-    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "dtype": "float32", "vocab_size": 512,
-    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
-    "layer_types": [*["sliding_attention"] * 3, "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 64, "global_head_dim": 128, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
-    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 512, "sliding_window": 40,
-    "max_position_embeddings": 1024, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
-    "final_logit_softcapping": 30.0, "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-    },
-}  # fmt: skip
-WINDOWED, WHOLE = "64:f32:kv2,window40", "128:f32:kv1"
 PAGE = 128  # of vLLM on a CPU
-PROMPTS = [[(7 * i + 13 * j) % 500 + 5 for j in range(n)] for i, n in enumerate((5, 90, 33, 60))]
+WINDOWED, WHOLE = "32:f32:kv2,window64", "64:f32:kv1"
+BATCHES = (engine.PROMPTS[:1], [engine.PROMPTS[3] * 2], engine.PROMPTS)  # alone; in two chunks, and long; four at once
+CHUNKS = {"max_num_batched_tokens": 128}
 
 
 def ops(page: int) -> list[str]:
     lies = f"page{page},scale1.0,pgcdj,pgcjd"
     return [
-        f"served_attention:m(1..8)x4x1x256x{WINDOWED},{lies}", f"served_attention:1x4xm(2..64)x384x{WINDOWED},{lies}",
-        f"served_attention:m(1..8)x4x1x384x{WHOLE},{lies}", f"served_attention:1x4xm(2..64)x384x{WHOLE},{lies}",
+        f"served_attention:m(1..8)x4x1x256x{WINDOWED},{lies}", f"served_attention:1x4xm(2..64)x256x{WINDOWED},{lies}",
+        f"served_attention:m(1..8)x4x1x256x{WHOLE},{lies}", f"served_attention:1x4xm(2..64)x256x{WHOLE},{lies}",
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder, whose weights are drawn when it is loaded: the same each time."""
-    from vllm.model_executor.model_loader import register_model_loader
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+def config(folder: Path, page: int, *parts: str) -> dict[str, object]:
+    path, digest = attention_pack(folder, *ops(page))
+    return {"emmy": {"pack": str(path), "digest": digest, "parts": list(parts)}}
 
-    @register_model_loader("emmy_seeded")
-    class Seeded(DummyModelLoader):  # type: ignore[misc]
-        def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-            random = torch.Generator().manual_seed(0)
-            for name, weight in model.named_parameters():
-                mean, deviation = (1.0, 0.1) if "norm" in name else (0.0, weight.shape[-1] ** -0.5)
-                weight.data.copy_(torch.randn(weight.shape, generator=random) * deviation + mean)
 
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+def answers(e: Any) -> list[engine.Answer]:
+    return [a for batch in BATCHES for a in engine.answers(e, batch, tokens=20)]
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[Callable[..., Any]]:
-    """Makes an engine with so much of an emmy key, in this process; one at a time."""
-
-    def make(**emmy: object) -> Any:
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        gc.collect()
-        cleanup_dist_env_and_memory()
-        kernels._all.clear()
-        return vllm.LLM(
-            str(model), load_format="emmy_seeded", dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=384,
-            max_num_seqs=8, max_num_batched_tokens=128, gpu_memory_utilization=0.3, enable_prefix_caching=False,
-            additional_config={"emmy": emmy} if emmy else {},
-        )  # fmt: skip
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("HF_HUB_OFFLINE", "1"),
-            ("VLLM_NO_USAGE_STATS", "1"),
-        ):  # fmt: skip
-            patch.setenv(name, value)
-        patch.setattr(attended, "LONG", 4)
-        emmy_vllm.register()
-        yield make
-
-
-@pytest.fixture(scope="module")
-def stock(engine: Callable[..., Any]) -> list[Any]:
+def stock(folder: Path) -> list[engine.Answer]:
     """What the model says without Emmy."""
-    plain = engine()
-    assert type(_impl(plain)) is compat.stock_backend("CPU_ATTN").get_impl_cls()
-    found = said(plain)
-    assert len({t for tokens, _ in found for t in tokens}) > 10  # weights that say something
+    from emmy_vllm import compat
+
+    with engine.started("gemma4", folder, **CHUNKS) as e:
+        assert type(impl(e)) is compat.stock_backend("CPU_ATTN").get_impl_cls()
+        found = answers(e)
+    assert len({t for tokens, _ in found for t in tokens}) > 10, "weights that say one thing tell nothing"
     return found
 
 
-def said(engine: Any) -> list[tuple[list[int], list[float]]]:
-    """Greedy tokens and their logarithmic probabilities: one request, one with a prompt in two chunks, then four at once."""
-    sampling = vllm.SamplingParams(max_tokens=20, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
-    out = []
-    for batch in ([PROMPTS[0]], [PROMPTS[1] * 2], PROMPTS):
-        for done in engine.generate([{"prompt_token_ids": p} for p in batch], sampling, use_tqdm=False):
-            found = done.outputs[0]
-            out.append(
-                (list(found.token_ids), [p[t].logprob for p, t in zip(found.logprobs, found.token_ids, strict=True)])
-            )
-    return out
-
-
-def counted() -> Counter[str]:
-    """Runs by op, and steps that were stock's by why."""
-    (found,) = kernels.every()
-    every = Counter[str]()
-    for a in found.attended.values():
-        every.update({f"stock: {why}": n for why, n in a.why.items()})
-        every.update({k.case.op: sum(k.counts.values()) for k in a.kernels})
-    return +every
-
-
-def test_a_model_says_the_same_through_a_pack_s_kernels_as_without_them(
-    engine: Callable[..., Any], tmp_path: Path, stock: list[Any]
+def test_a_model_answers_the_same_through_a_pack_s_attention(
+    folder: Path, tmp_path: Path, stock: list[engine.Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, digest = attention_pack(tmp_path, *ops(PAGE))
-    ours = engine(pack=str(path), digest=digest, parts=["attention"])
-    assert isinstance(_impl(ours), attention._impl("CPU_ATTN"))
-    _same(said(ours), stock)
-    counts = counted()
+    from emmy_vllm import attended, attention
+
+    monkeypatch.setattr(attended, "LONG", 2)
+    with engine.started("gemma4", folder, config(tmp_path, PAGE, "attention"), **CHUNKS) as e:
+        assert isinstance(impl(e), attention._impl("CPU_ATTN"))
+        assert engine.close(answers(e), stock)
+        counts = counted()
     assert all(counts[op] > (20 if "m(1..8)" in op else 2) for op in ops(PAGE)), counts
     assert counts["stock: no kernel of such a prompt"] > 0  # chunks of more than 64 tokens
 
 
-def test_a_cache_of_other_pages_and_a_part_that_is_not_asked_for_are_stock_s(
-    engine: Callable[..., Any], tmp_path: Path, stock: list[Any]
-) -> None:
-    path, digest = attention_pack(tmp_path, *ops(64))
-    ours = engine(pack=str(path), digest=digest)
-    got, counts = said(ours), counted()
-    _same(got, stock)
+def test_a_cache_of_other_pages_is_stock_s(folder: Path, tmp_path: Path, stock: list[engine.Answer]) -> None:
+    with engine.started("gemma4", folder, config(tmp_path, 64, "attention"), **CHUNKS) as e:
+        assert engine.close(answers(e), stock)
+        counts = counted()
     assert counts and all(x.startswith("stock: ") for x in counts)
-    del ours
-    linear = engine(pack=str(path), digest=digest, parts=["linear"])
-    assert type(_impl(linear)) is compat.stock_backend("CPU_ATTN").get_impl_cls()
 
 
-def _impl(engine: Any) -> Any:
-    (kind,) = engine.apply_model(lambda model: [m.impl for m in model.modules() if type(m).__name__ == "Attention"][:1])
-    return kind[0]
+def test_a_part_that_is_not_asked_for_is_vllm_s_own(folder: Path, tmp_path: Path) -> None:
+    from emmy_vllm import compat
+
+    with engine.started("gemma4", folder, config(tmp_path, PAGE, "linear")) as e:
+        assert type(impl(e)) is compat.stock_backend("CPU_ATTN").get_impl_cls()
 
 
-def _same(got: list[Any], want: list[Any]) -> None:
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in want]
-    for (_, ours), (_, theirs) in zip(got, want, strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-3)
+def impl(e: Any) -> Any:
+    """What computes attention in the first layer that does."""
+    (found,) = e.apply_model(lambda model: [m.impl for m in model.modules() if type(m).__name__ == "Attention"][:1])
+    return found[0]
+
+
+def counted() -> Mapping[str, int]:
+    """Of the latest engine: runs by op, and steps that were stock's by why."""
+    from emmy_vllm import kernels
+
+    every = Counter[str]()
+    for a in kernels.every()[-1].attended.values():
+        every.update({f"stock: {why}": n for why, n in a.why.items()})
+        every.update({k.case.op: sum(k.counts.values()) for k in a.kernels})
+    return +every

@@ -19,7 +19,7 @@ from emmy_vllm import attended, attention, compat, kernels
 from emmy_vllm.attended import Told
 from emmy_vllm.attention_selftest import answer
 from emmy_vllm.settings import Settings
-from tests.vllm.attention_packs import attention_pack
+from tests.plugin.attention_packs import attention_pack
 
 pytestmark = pytest.mark.vllm
 METADATA = {"TRITON_ATTN": "TritonAttentionMetadata", "FLASH_ATTN": "FlashAttentionMetadata"}

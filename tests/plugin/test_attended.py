@@ -14,7 +14,7 @@ from emmy_vllm import attended as module  # noqa: E402
 from emmy_vllm import attention_selftest  # noqa: E402
 from emmy_vllm.attended import Attended, Cache, Shape, Step, Told, attended  # noqa: E402
 from emmy_vllm.attention_selftest import answer  # noqa: E402
-from tests.vllm.attention_packs import attention_pack  # noqa: E402
+from tests.plugin.attention_packs import attention_pack  # noqa: E402
 
 DECODE = "served_attention:m(1..4)x4x1x24x8:f32:kv2,window16,page8,pcjgd"
 PROMPT = "served_attention:1x4xm(2..40)x64x8:f32:kv2,window16,page8,pcjgd"
@@ -130,13 +130,14 @@ def test_layers_of_a_group_share_what_a_step_tells_and_a_second_visit_reads_it_a
 def test_a_kernel_that_did_not_beat_the_backend_or_is_wrong_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def left(rivals: dict[str, float]) -> list[str]:
-        pack = Pack.open(attention_pack(tmp_path, DECODE, rivals=rivals)[0])
+    def left(rivals: dict[str, float], unmeasured: bool = False) -> list[str]:
+        pack = Pack.open(attention_pack(tmp_path, DECODE, rivals=rivals)[0], unmeasured=unmeasured)
         found = attended(pack, SHAPE, "CPU_ATTN", torch.device("cpu"), "test", lambda op: 4)
         assert bool(found.kernels) != bool(found.left) == any("stock: " in x for x in found.lines())
         return list(found.left)
 
     assert left({"vllm:CPU_ATTN": 1.01}) == []
+    assert left({}, unmeasured=True) == []
     assert left({"vllm:TRITON_ATTN": 3.0}) == [f"{DECODE}: it was never raced with CPU_ATTN"]
     assert left({"vllm:CPU_ATTN": 0.98}) == [f"{DECODE}: no win: 0.980 times as fast as CPU_ATTN"]
     monkeypatch.setattr(attention_selftest, "answer", lambda *x: answer(*x) + 0.01)
