@@ -97,16 +97,22 @@ class VllmAttention:
             "max_seqlen_k": int(lengths.max()), "softmax_scale": op.scale or 1 / sqrt(op.dim), "causal": True,
             "block_table": x["table"], "softcap": 0,
         }  # fmt: skip
-        if self.backend == "vllm:TRITON_ATTN":
-            return _triton(op, given, batch)
-        return _flash(op, given)
+        match self.backend:
+            case "vllm:TRITON_ATTN":
+                return _triton(op, given, batch)
+            case "vllm:CPU_ATTN":
+                return _cpu(op, given, x)
+            case _:
+                return _flash(op, given)
 
 
 def vllm_attention(op: ServedAttention, tensor: Callable[[Buffer], torch.Tensor], backend: str) -> VllmAttention | None:
     """What a backend computes the op with; None where vLLM is not installed. Raises UsageError for a cache that it does not read."""
-    if backend not in ("vllm:TRITON_ATTN", "vllm:FLASH_ATTN") or importlib.util.find_spec("vllm") is None:
+    if importlib.util.find_spec("vllm") is None:
         return None
-    if op.values or op.order[-1] != "d":
+    if backend == "vllm:CPU_ATTN" and (op.order, op.values) != ("pgcdj", "pgcjd"):
+        raise UsageError(f"{op.key}: {backend} reads caches in the orders pgcdj of keys and pgcjd of values")
+    if backend != "vllm:CPU_ATTN" and (op.values or op.order[-1] != "d"):
         raise UsageError(f"{op.key}: {backend} reads caches whose keys and values lie along d, in one order")
     return VllmAttention(op, tensor, backend)
 
@@ -134,3 +140,22 @@ def _flash(op: ServedAttention, given: Mapping[str, Any]) -> Call:
     version = 4 if is_fa_version_supported(4) else get_flash_attn_version(head_size=op.dim)
     window = [op.window - 1, 0] if op.window else [-1, -1]
     return partial(flash_attn_varlen_func, **given, window_size=window, fa_version=version, num_splits=0)
+
+
+def _cpu(op: ServedAttention, given: Mapping[str, Any], x: Mapping[str, torch.Tensor]) -> Call:
+    from vllm import _custom_ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    rows = [x[n].view(-1, op.groups, 2 * op.page, op.dim).split(op.page, 2)[side] for side, n in enumerate(op.caches)]
+    said = {"causal": True, "dynamic_causal": None, "kv_cache_dtype": "auto"}
+    starts, lengths, q = given["cu_seqlens_q"], given["seqused_k"], given["q"]
+    plan = _custom_ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=len(lengths), num_heads=op.heads, num_kv_heads=op.groups, head_dim=op.dim, seq_lens=lengths, dtype=q.dtype,
+        query_start_loc=starts, sliding_window_size=op.window or -1, isa=_get_attn_isa(q.dtype, op.page, op.dim, "auto"),
+        enable_kv_split=True, **said,
+    )  # fmt: skip
+    return partial(
+        _custom_ops.cpu_attention_with_kv_cache, query=q, key_cache=rows[0], value_cache=rows[1], output=given["out"],
+        query_start_loc=starts, seq_lens=lengths, scale=given["softmax_scale"], alibi_slopes=None, sliding_window=op.window or -1,
+        block_table=given["block_table"], softcap=0, scheduler_metadata=plan, s_aux=None, k_scale=1.0, v_scale=1.0, **said,
+    )  # fmt: skip
