@@ -60,7 +60,7 @@ CASES = {
         "served_attention:1x2xm(2..70)x128x64:f16:kv1,page64,pcjgd", "h200", by_groups(64, 1, 32, "k0/split(e,warpgroup,32) "), 70, (5,),
     ),
 }  # fmt: skip
-RARER = {"decode of wide heads", "a prompt of wide heads", "a prompt on Blackwell"}
+RARER = {"decode of wide heads", "a prompt of wide heads", "decode on Blackwell", "a prompt on Hopper"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in RARER else x for x in CASES])
