@@ -104,7 +104,7 @@ SERVER_ROWS = (1, 8192)  # tokens of a step
 # caches in one array as of 0.25 and 0.26. A windowed layer that decodes is given a window and what a page more rounds it to.
 SERVER_ATTENTION = (
     ("decode", 40, "m(1..64)x16x1x1152x256", "kv8,window1024,page16"),
-    ("decode.global", 8, "m(1..64)x16x1x16384x512", "kv1,page64,len4096"),
+    ("decode.global", 8, "m(1..64)x16x1x16384x512", "kv1,page64,pool4096,len4096"),
     ("prompt", 40, "1x16xm(2..8192)x16384x256", "kv8,window1024,page16"),
     ("prompt.global", 8, "1x16xm(2..8192)x16384x512", "kv1,page64"),
 )
