@@ -18,7 +18,7 @@ from emmy.costmodel.dataset import Dataset
 from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.target import Target
-from emmy.measure.rivals import RIVALS
+from emmy.measure.rivals import RIVALS, SERVERS
 from emmy.pack import Choice, Evidence, Offer
 from emmy.records import Measurement
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
@@ -181,7 +181,7 @@ def _why_stock(e: Evidence, target: Target) -> str:
         return "it was never raced with the stock kernel"
     if e.ratio_low <= 1:
         return f"no win: {e.ratio:.3f} times as fast as {e.stock}, {e.ratio_low:.3f} at worst"
-    slower = {name: x for name, x in e.rivals.items() if x <= 1}
+    slower = {name: x for name, x in e.rivals.items() if x <= 1 and name not in SERVERS}  # a server has one of them
     return "; ".join(f"no win: {x:.3f} times as fast as {name}" for name, x in slower.items())
 
 

@@ -7,7 +7,7 @@ Of rows behind the last that anybody needs neither the table is asked nor anythi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from emmy.codegen.cuda_copy import Copied, Copier, tensor_map
 from emmy.codegen.cuda_scope import Piece, Ring, Walk
@@ -104,7 +104,11 @@ class FoundCopier(Copier):
             raise w.cannot(f"{self.ring.value} has no pages that tma could bring to layout {self.ring.channel.layout}")
         box = next(n for n in range(min(page.rows, BOX_ROWS), 0, -1) if page.rows % n == 0)
         axes = page.axis, w.plan.program.value(self.found.value).axes[-1]
-        return tensor_map(w, self.found.value, axes, (box, s.panel), s.swizzle)
+        found = tensor_map(w, self.found.value, axes, (box, s.panel), s.swizzle)
+        first, views = self.found.index[0], (x.body for x in w.plan.program.views)
+        alone = sum(isinstance(x, Read) and x.value == found.value for x in views) == 1
+        name = found.name if alone else f"{self.ring.value}_map"
+        return replace(found, name=name, endless=isinstance(first, Read))
 
     def engine_fill(self, ahead: int, scope: dict[str, Piece], barrier: Whole) -> tuple[Stmt, ...]:
         """The same, a box of each page, which the thread finds that asks for it. All are found before the first is asked for."""

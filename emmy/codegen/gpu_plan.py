@@ -32,6 +32,7 @@ from emmy.ir.dtype import size_bytes
 from emmy.ir.plan import Plan
 
 VERSION = 2
+ENDLESS = 1 << 31  # positions that a map of pages says its pool has; twice as many are allowed
 
 
 def gpu_plan(plan: Plan, kernels: tuple[GpuKernel, ...], cubin: bytes) -> bytes:
@@ -59,7 +60,8 @@ def plan_lines(plan: Plan, kernels: tuple[GpuKernel, ...]) -> tuple[str, ...]:
         for m in k.maps:
             box = f"{m.box_rows} {m.box_columns} {m.swizzle}" + (f" {m.panels}" if m.panels else "")
             apart = () if m.pitch is None and not m.outer else (m.columns if m.pitch is None else m.pitch,)
-            sizes = (m.columns, m.rows, *apart, *(x for dimension in m.outer for x in dimension))
+            outer = (*m.outer[:-1], (Int(ENDLESS), m.outer[-1][1])) if m.endless else m.outer
+            sizes = (m.columns, m.rows, *apart, *(x for dimension in outer for x in dimension))
             words = " : ".join((box, *(_postfix(x, syms) for x in sizes)))
             lines.append(f"map {m.value} {dtypes.get(m.value) or _dtype(plan, m.value)} {words}")
         lines += [f"pass {b.name}" for b in k.buffers]

@@ -158,6 +158,7 @@ class TensorMap:
     panels:  0, or a box is so many of them, each box_columns of all its rows: a third dimension, by whole panels of the matrix.
     pitch:   elements from one row to the next, where rows do not follow one another.
     outer:   further dimensions, of which a box has one position: (positions, elements from one to the next).
+    endless: positions of the last of them are told by a table: a launcher need not know how many there are.
     """
 
     name: str
@@ -170,6 +171,7 @@ class TensorMap:
     panels: int = 0
     pitch: Whole | None = None
     outer: tuple[tuple[Whole, Whole], ...] = ()
+    endless: bool = False
 
     @property
     def rank(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from emmy.errors import EmmyError
 from emmy.ir.dtype import DType
-from emmy.ir.ops import Attention, FormulaOp, Op, PagedAttention, Products
+from emmy.ir.ops import Attention, FormulaOp, Op, PagedAttention, Products, ServedAttention
 from emmy.measure.answers import Answers, HostAnswers
 from emmy.measure.cuda_memory import ZONE_BYTES, CudaBuffer
 from emmy.measure.cuda_timing import GraphTiming
@@ -55,7 +55,7 @@ class CudaDevice(Device):
         return torch_stock(op, tensor, against) if self._has_torch else None
 
     def answers(self, op: Op) -> Answers:
-        if self._has_torch and isinstance(op, Products | FormulaOp | Attention | PagedAttention):
+        if self._has_torch and isinstance(op, Products | FormulaOp | Attention | PagedAttention | ServedAttention):
             return TorchAnswers(op, "cuda", tensor, self._answer_bytes)
         return HostAnswers(op, self.references, self.memory_bytes // 4)
 

@@ -24,10 +24,12 @@ from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.norm_linear import EPS, NormLinear
 from emmy.ir.ops.op import Op, Storage
 from emmy.ir.ops.paged_attention import PagedAttention
+from emmy.ir.ops.served_attention import ServedAttention
 from emmy.measure.device import Buffer, Call, Runnable
-from emmy.measure.rivals import AUTOTUNED, COMPILED, SDPA
+from emmy.measure.rivals import AUTOTUNED, COMPILED, SDPA, SERVERS
 from emmy.measure.stock_attention import TorchAttention, TorchPagedAttention
 from emmy.measure.stock_compiled import compiled
+from emmy.measure.stock_served import TorchServedAttention, vllm_attention
 from emmy.measure.torch_formula import TorchFormula
 
 if TYPE_CHECKING:
@@ -37,9 +39,17 @@ if TYPE_CHECKING:
 def stock(op: Op, threads: int, against: str = "") -> tuple[str, Runnable] | None:
     """Name and kernel of the stock computation of `op` on this CPU with that many threads; None when there is none."""
     match op:
-        case Matmul() | Glu() | Bmm() | NormLinear() | GluLinear() | FormulaOp() | Attention() | PagedAttention() if (
-            importlib.util.find_spec("torch")
-        ):
+        case (
+            Matmul()
+            | Glu()
+            | Bmm()
+            | NormLinear()
+            | GluLinear()
+            | FormulaOp()
+            | Attention()
+            | PagedAttention()
+            | ServedAttention()
+        ) if importlib.util.find_spec("torch"):
             import torch
 
             torch.set_num_threads(threads)
@@ -64,6 +74,9 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str =
         return (against, found) if found else None
     if against in SDPA:
         return (against, TorchAttention(op, tensor, against)) if isinstance(op, Attention) else None
+    if against in SERVERS:
+        served = vllm_attention(op, tensor, against) if isinstance(op, ServedAttention) else None
+        return (against, served) if served else None
     match op:
         case Matmul():
             return "torch", TorchMatmul(op, tensor)
@@ -77,6 +90,8 @@ def torch_stock(op: Op, tensor: Callable[[Buffer], torch.Tensor], against: str =
             return "torch", TorchAttention(op, tensor)
         case PagedAttention():
             return "torch", TorchPagedAttention(op, tensor)
+        case ServedAttention():
+            return "torch", TorchServedAttention(op, tensor)
         case NormLinear() | GluLinear():
             return "torch", TorchMadeLinear(op, tensor)
         case _:

@@ -25,9 +25,11 @@ from emmy.ir.ops.matmul import Matmul
 from emmy.ir.ops.norm_linear import EPS
 from emmy.ir.ops.op import Accumulate, Storage
 from emmy.ir.ops.paged_attention import PagedAttention
+from emmy.ir.ops.served_attention import ServedAttention
 from emmy.measure.answers import Answers, Verdict, allowed, compare, first_change
 from emmy.measure.device import Buffer
 from emmy.measure.references import Case
+from emmy.measure.stock_served import sides
 from emmy.measure.torch_formula import activated, outputs
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-Answered = Products | FormulaOp | Attention | PagedAttention
+Answered = Products | FormulaOp | Attention | PagedAttention | ServedAttention
 CHUNK_ELEMENTS = 1 << 26  # of float64 temporaries: half a GiB
 
 
@@ -108,7 +110,14 @@ class TorchAnswers(Answers):
         random.manual_seed(1000 * case.seed + number)
         if isinstance(self.products, PagedAttention) and name == "lengths":
             return torch.from_numpy(self.products.lengths(shape[0])).to(self._device)
-        if isinstance(self.products, PagedAttention) and name == "table" and shape[0] * shape[1] <= self.products.pages:
+        if isinstance(self.products, ServedAttention) and name == self.products.told:
+            told = self.products.counts(shape[0], extent.get("s", 1))
+            return torch.from_numpy(told).to(self._device)
+        if (
+            isinstance(self.products, PagedAttention | ServedAttention)
+            and name == "table"
+            and shape[0] * shape[1] <= self.products.pages
+        ):
             pages = torch.randperm(self.products.pages, generator=random, device=self._device)
             return pages[: shape[0] * shape[1]].reshape(shape).int()
         if dtype == "i32":
@@ -147,7 +156,9 @@ class TorchAnswers(Answers):
             self._outputs.clear()
 
 
-def reference(op: Products | Attention | PagedAttention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def reference(
+    op: Products | Attention | PagedAttention | ServedAttention, inputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
     """The first output in float64 for inputs in any dtype, as the op's `reference` defines it."""
     import torch
 
@@ -157,6 +168,8 @@ def reference(op: Products | Attention | PagedAttention, inputs: Mapping[str, to
         return _attended(op, inputs)
     if isinstance(op, PagedAttention):
         return _attended_pages(op, inputs)
+    if isinstance(op, ServedAttention):
+        return _attended_cache(op, inputs)
     if isinstance(op, Glu):
         gate, up = (_product(op, inputs["A"], inputs[w]) for w in ("G", "U"))
         return activated(op.activation, gate).mul_(up)
@@ -206,6 +219,29 @@ def _attended_pages(op: PagedAttention, inputs: Mapping[str, torch.Tensor]) -> t
                 weights = torch.softmax(logits.masked_fill_(hidden[some], float("-inf")), 1).nan_to_num_(0.0)
                 out[b, g, some] = weights @ v[:, g].double()
     return out
+
+
+def _attended_cache(op: ServedAttention, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The same, of rows and a cache as a server keeps them."""
+    import torch
+
+    q = inputs["Q"] if not op.decodes else inputs["Q"][:, None]
+    out, scale = torch.zeros(q.shape, dtype=torch.float64, device=q.device), op.scale or 1 / sqrt(op.dim)
+    keys, values = sides(op, inputs)
+    for b, before in enumerate((inputs[op.told] - int(op.decodes)).tolist()):
+        t, at = (torch.arange(n, device=q.device) for n in (before + q.shape[1], q.shape[1]))
+        pages, at = inputs["table"][b].long(), at[:, None] + before
+        hidden = t > at
+        if op.window:
+            hidden |= at >= t + op.window
+        k, v = (x[pages].flatten(0, 1)[: len(t)].double() for x in (keys, values))
+        for head in range(op.heads):
+            g, r = divmod(head, op.heads // op.groups)
+            for some in _chunks(q.shape[1], max(1, len(t))):
+                logits = (q[b, some, g, r].double() @ k[:, g].t()).mul_(scale)
+                weights = torch.softmax(logits.masked_fill_(hidden[some], float("-inf")), 1).nan_to_num_(0.0)
+                out[b, some, g, r] = weights @ v[:, g]
+    return out.view(inputs["Q"].shape)
 
 
 def _made(op: MadeLinear, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

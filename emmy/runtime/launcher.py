@@ -80,7 +80,7 @@ def build() -> None:
     library()
 
 
-def _check(code: int, what: str) -> None:
+def check(code: int, what: str) -> None:
     if code:
         raise LaunchError(f"{what}: {library().emmy_message(code).decode()}", code)
 
@@ -105,7 +105,7 @@ class BoundPlan:
             self._check()
         code = self._run(self._handle, self._arguments, self._syms, self._threads, self._stream)
         if code:
-            _check(code, self._what)
+            check(code, self._what)
 
 
 class LoadedPlan:
@@ -133,7 +133,7 @@ class LoadedPlan:
     def _open(self, call: str, *what: object) -> None:
         info, handle = _Info(), ctypes.c_void_p()
         self._handle: ctypes.c_void_p | None = None
-        _check(getattr(library(), call)(*what, ctypes.byref(handle), ctypes.byref(info)), str(self.path))
+        check(getattr(library(), call)(*what, ctypes.byref(handle), ctypes.byref(info)), str(self.path))
         self._handle = handle
         self.arguments = tuple(info.arguments[i].decode() for i in range(info.n_arguments))
         self.syms = tuple(info.syms[i].decode() for i in range(info.n_syms))

@@ -100,11 +100,19 @@ CONFIG: Mapping[str, object] = {
     "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 SERVER_ROWS = (1, 8192)  # tokens of a step
+# (name, launches a step, shape, options) of its attention: pages as vLLM makes them of layers with different heads, of its two
+# caches in one array as of 0.25 and 0.26. A windowed layer that decodes is given a window and what a page more rounds it to.
+SERVER_ATTENTION = (
+    ("decode", 40, "m(1..64)x16x1x1152x256", "kv8,window1024,page16"),
+    ("decode.global", 8, "m(1..64)x16x1x16384x512", "kv1,page64,pool4096,len4096"),
+    ("prompt", 40, "1x16xm(2..8192)x16384x256", "kv8,window1024,page16"),
+    ("prompt.global", 8, "1x16xm(2..8192)x16384x512", "kv1,page64"),
+)
 
 
 @cache
 def server_cases() -> tuple[DecoderCase, ...]:
-    """The products of a server's step, weights merged and (N, K), any number of rows, in f16 and bf16.
+    """The products of a server's step, weights merged and (N, K), any number of rows, and its attention, in f16 and bf16.
 
     Of global layers the merged weight is there twice: with keys that serve as values, and with them stored twice, as vLLM does.
     """
@@ -114,7 +122,13 @@ def server_cases() -> tuple[DecoderCase, ...]:
         own = from_config(CONFIG, [SERVER_ROWS], dtype=dtype)
         both = [replace(c, id=f"twice_{c.id}") for c in twice if c.part == "qkv.global"]
         out += [replace(c, id=f"{c.id}.{dtype}") for c in (*own, *both) if _is_merged(c)]
+        out += [_attention(*a, dtype) for a in SERVER_ATTENTION]
     return tuple(out)
+
+
+def _attention(name: str, count: int, shape: str, words: str, dtype: str) -> DecoderCase:
+    text = f"served_attention:{shape}:{dtype}:{words},scale1.0,pcjgd"
+    return DecoderCase(f"attention.{name}.{dtype}", f"attention.{name}", "served_attention", count, text)
 
 
 def _is_merged(c: DecoderCase) -> bool:

@@ -30,8 +30,9 @@ def register() -> None:
     configs.check_configurations(why)
     if why:
         return
-    from emmy_vllm import compat, layers
+    from emmy_vllm import attention, compat, layers
 
     compat.share_logging()
     configs.key_cached_graphs()
     layers.install()
+    attention.install()

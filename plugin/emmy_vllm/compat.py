@@ -8,7 +8,7 @@ from functools import wraps
 
 import torch
 import vllm.envs
-from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.config import CUDAGraphMode, VllmConfig, get_current_vllm_config_or_none
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -21,14 +21,33 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.attention.backend import AttentionBackend, AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from emmy_vllm.settings import Settings, read_settings
 
 __all__ = [
-    "ParallelLMHead", "PluggableLayer", "UnquantizedEmbeddingMethod", "UnquantizedLinearMethod", "VllmConfig",
-    "after_loading", "current_settings", "is_batch_invariant", "is_replaced", "most_logits", "most_rows", "share_logging",
+    "ParallelLMHead",
+    "PluggableLayer",
+    "UnquantizedEmbeddingMethod",
+    "UnquantizedLinearMethod",
+    "VllmConfig",
+    "after_loading",
+    "attention_device",
+    "current_settings",
+    "is_batch_invariant",
+    "is_replaced",
+    "most_logits",
+    "most_requests",
+    "most_rows",
+    "replace_backend",
+    "share_logging",
+    "stock_backend",
+    "why_no_attention",
 ]  # fmt: skip
 
+DECODER = AttentionType.DECODER
 LINEARS = (QKVParallelLinear, MergedColumnParallelLinear, ColumnParallelLinear, RowParallelLinear, ReplicatedLinear)
 
 
@@ -77,3 +96,39 @@ def after_loading(then: Callable[[VllmConfig], None]) -> None:
 def share_logging() -> None:
     """What Emmy says goes where vLLM's own log goes."""
     logging.getLogger("emmy").parent = logging.getLogger("vllm")
+
+
+def most_requests(config: VllmConfig) -> int:
+    """The most requests of one step."""
+    return int(config.scheduler_config.max_num_seqs)
+
+
+def attention_device(name: str) -> torch.device:
+    """Where an attention backend's tensors are."""
+    return torch.device("cpu") if name == "CPU_ATTN" else torch.device("cuda", torch.cuda.current_device())
+
+
+def stock_backend(name: str) -> type[AttentionBackend]:
+    """vLLM's own class of an attention backend, whatever stands for it."""
+    found: type[AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    return found
+
+
+def replace_backend(name: str, path: str) -> bool:
+    """Lets the class at `path` stand for an attention backend; False where another plugin's does already."""
+    backend = AttentionBackendEnum[name]
+    if backend.is_overridden():
+        return bool(backend.get_path() == path)
+    register_backend(backend, path)
+    return True
+
+
+def why_no_attention(config: VllmConfig) -> str:
+    """Why no attention kernel may be chosen for a step by what the host knows of it; "" when one may."""
+    if config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+        return "CUDA graphs hold steps of any mixture of requests: cudagraph_mode FULL_AND_PIECEWISE does not"
+    if config.parallel_config.decode_context_parallel_size > 1:
+        return "a sequence's keys lie on several devices"
+    if vllm.envs.VLLM_BATCH_INVARIANT:
+        return "VLLM_BATCH_INVARIANT: a request's sums must not depend on its batch"
+    return ""

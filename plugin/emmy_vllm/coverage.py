@@ -19,6 +19,8 @@ def lines(kernels: Kernels) -> Iterator[str]:
         yield from (f"    {line}" for line in _ranges(table))
     for why, layers in kernels.stock.items():
         yield f"  stock: {_layers(layers)}: {why}"
+    for found in kernels.attended.values():
+        yield from (f"  {line}" for line in found.lines())
 
 
 def refuse_gaps(kernels: Kernels, invariant_stock: bool) -> None:

@@ -17,6 +17,7 @@ from emmy.ir.ops import Matmul, parse_op
 from emmy.ir.program import Sym
 from emmy.pack import Case, Pack, Served
 from emmy_vllm import ops
+from emmy_vllm.attended import Attended, Shape
 from emmy_vllm.counts import Counts
 from emmy_vllm.selftest import alike_ranges, wrong_ranges
 from emmy_vllm.settings import Settings
@@ -64,6 +65,7 @@ class Kernels:
         self.settings, self.pack, self.instance = settings, settings.open(), instance
         self.tables: dict[str, Table] = {}
         self.stock: dict[str, list[str]] = {}  # why a product is vLLM's own -> layers
+        self.attended: dict[tuple[str, Shape], Attended] = {}  # by vLLM's backend
         self._linears = dict(_linears(self.pack))
 
     def linear(self, n: int, k: int, dtype: torch.dtype, layer: str) -> Table | None:

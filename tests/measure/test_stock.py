@@ -131,7 +131,12 @@ def matmul(text: str) -> Matmul:
 
 @pytest.mark.parametrize(
     "op_text",
-    ["paged_attention:3x4x5x40x8:f32:causal,window7,kv1,page16,k_is_v", "paged_attention:2x2x6x6x8:f32:causal,page4"],
+    [
+        "paged_attention:3x4x5x40x8:f32:causal,window7,kv1,page16,k_is_v",
+        "paged_attention:2x2x6x6x8:f32:causal,page4",
+        "served_attention:3x4x1x40x8:f32:kv2,window7,page8,pjgcd",
+        "served_attention:2x4x5x40x8:f32:kv1,page8,len33,pgcdj,pgcjd",
+    ],
 )
 def test_torch_attends_to_pages_and_leaves_zeros_where_nothing_is_seen(op_text: str) -> None:
     pytest.importorskip("torch")

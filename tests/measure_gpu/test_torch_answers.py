@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emmy.ir.dtype import encode
-from emmy.ir.ops import PagedAttention, Products, parse_op
+from emmy.ir.ops import PagedAttention, Products, ServedAttention, parse_op
 from emmy.measure import torch_answers
 from emmy.measure.answers import HostAnswers
 from emmy.measure.check import cases, operands
@@ -36,6 +36,8 @@ OPS = [
     "swiglu_linear:33x20x48:f32",
     "paged_attention:3x4x5x12x8:f16:causal,window7,kv2,page4",
     "paged_attention:m(1..3)x2x1x9x8:f32:kv1,page4,k_is_v",
+    "served_attention:m(1..3)x4x1x24x8:f32:kv2,window9,page8,pjgcd",
+    "served_attention:2x4x5x24x8:f16:kv2,page8,len20,pgcdj,pgcjd",
 ]
 ROWS = [
     "rms_norm:m(1..9)x20:f16:residual",
@@ -91,7 +93,7 @@ def test_the_reference_is_the_ops_in_float64(text: str, monkeypatch: pytest.Monk
         name: torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
         for name, x in inputs.items()
     }
-    assert isinstance(op, Products | PagedAttention)
+    assert isinstance(op, Products | PagedAttention | ServedAttention)
     want, *_ = op.reference(inputs).values()
     np.testing.assert_allclose(torch_answers.reference(op, tensors).numpy(), want, rtol=1e-13, atol=1e-13)
 

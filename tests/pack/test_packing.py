@@ -50,6 +50,15 @@ def test_a_size_is_emmys_only_where_a_time_of_it_won(tmp_path: Path) -> None:
     assert made.choices[6].why == "no win: 0.900 times as fast as sdpa:flash"
 
 
+def test_kernels_of_a_server_s_backends_are_judged_where_the_pack_is_opened(tmp_path: Path) -> None:
+    rivals = {"vllm:TRITON_ATTN": 1.4, "vllm:FLASH_ATTN": 0.9}
+    rows = [row(0, "8", 1.5), *(row(i, "8", x, baseline=name) for i, (name, x) in enumerate(rivals.items(), 1))]
+    write_journal(tmp_path, "run", rows)
+    (made,) = offers([parse_op(OP.replace("m(1..64)", "8"))], CPU, tmp_path)
+    assert not made.choices[0].why
+    assert made.choices[0].evidence is not None and made.choices[0].evidence.rivals == rivals
+
+
 def test_a_time_of_another_product_wins_nothing_and_no_rows_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a pack of no op: name one"):
         offers((), CPU, tmp_path)

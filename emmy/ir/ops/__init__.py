@@ -12,6 +12,7 @@ from emmy.ir.ops.op import Accumulate, InputKind, Op, Storage, Work, parse_op
 from emmy.ir.ops.paged_attention import PagedAttention
 from emmy.ir.ops.positions import Embedding, Rope
 from emmy.ir.ops.rows import RmsNorm, RowOp
+from emmy.ir.ops.served_attention import ServedAttention
 
 Products = Matmul | Glu | Bmm | MadeLinear  # ops of matrix products
 
@@ -36,6 +37,7 @@ __all__ = [
     "RmsNorm",
     "Rope",
     "RowOp",
+    "ServedAttention",
     "Storage",
     "Swiglu",
     "SwigluLinear",
