@@ -30,7 +30,7 @@ class DecoderCase:
 
     id: str
     part: str
-    kind: Literal["matmul", "geglu", "swiglu", "norm_linear", "rms_norm", "attention"]
+    kind: Literal["matmul", "geglu", "swiglu", "norm_linear", "rms_norm", "norm_add_norm", "attention"]
     count: int
     text: str  # the op's, whether or not this Emmy has an op of the kind; a size that no op can have is ?
     form: Form = ""
