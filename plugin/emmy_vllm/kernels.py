@@ -31,6 +31,7 @@ class Table:
 
     refused: lo of a range -> why it is not used here
     alike:   ranges that alone serve, for any number of rows, in the deterministic lane
+    place:   where it is used, of one that graphs get and not layers
     """
 
     case: Case
@@ -40,6 +41,7 @@ class Table:
     refused: dict[int, str] = field(default_factory=dict)
     alike: tuple[tuple[int, int], ...] = ()
     layers: list[str] = field(default_factory=list)
+    place: str = ""
 
     def why_left(self, r: Served) -> str:
         """Why stock serves a range of this process; "" when Emmy does."""
@@ -64,6 +66,7 @@ class Kernels:
         self.settings, self.pack, self.instance = settings, settings.open(), instance
         self.tables: dict[str, Table] = {}
         self.stock: dict[str, list[str]] = {}  # why a product is vLLM's own -> layers
+        self.weights: dict[tuple[int, int, torch.dtype, torch.device], list[str]] = {}  # of plain linears -> layers
         self._linears = dict(_linears(self.pack))
 
     def linear(self, n: int, k: int, dtype: torch.dtype, layer: str) -> Table | None:
@@ -76,6 +79,11 @@ class Kernels:
         table = self.table(case)
         table.layers.append(layer)
         return table
+
+    def note(self, weight: torch.Tensor, layer: str) -> None:
+        """Notes a weight (n, k) of a plain linear: what stands around it in a graph may be fused."""
+        n, k = weight.shape
+        self.weights.setdefault((n, k, weight.dtype, weight.device), []).append(layer)
 
     def leave(self, why: str, layer: str) -> None:
         """Notes that a layer's product stays vLLM's."""

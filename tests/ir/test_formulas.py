@@ -109,7 +109,8 @@ def test_a_text_that_means_nothing_is_refused_in_a_sentence(text, said):
 
 
 @pytest.mark.parametrize(
-    "text", ["rms_norm:3x4", "rms_norm:3x4x5:f32", "rms_norm:3x4:f32:bias", "norm_add_norm:3x4:f32:residual", "rms_norm:0x4:f32", "copy:3x4:f32:f16",
+    "text", ["rms_norm:3x4", "rms_norm:3x4x5:f32", "rms_norm:3x4:f32:bias", "rms_norm:0x4:f32", "copy:3x4:f32:f16",
+             "norm_add_norm:3x4:f32:residual",
              "cast:3x4:f32", "cast:3x4:f32:i32", "rope:1x2x7:f32", "rope:1x2x8:f32:6", "rope:m(1..2)xm(1..2)x8:f32",
              "embedding:3x4:f32", "scale:3xm(1..4):f32", "rope:1x2x8:f32:0"],
 )  # fmt: skip
