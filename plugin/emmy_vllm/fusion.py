@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import operator
-from collections import Counter
 from collections.abc import Mapping
 from functools import cache, partial
 
@@ -144,7 +143,6 @@ class Fusion:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self._said: Counter[str] = Counter()
 
     @property
     def uuid(self) -> str:
@@ -179,13 +177,9 @@ class Fusion:
         what = f"{chain.form.kind} {'x'.join(map(str, chain.form.sizes))} {chain.form.dtype}, rows {lo}..{hi}: " + (
             f"left to the compiler: {why}" if why else "fused"
         )
-        self._said[what] += 1
-        if self._said[what] == 1:
+        self.kernels.graphs[what] += 1
+        if self.kernels.graphs[what] == 1:
             log.info("emmy fusion: %s", what)
-
-    def coverage(self) -> Mapping[str, int]:
-        """Chains by what became of them, in the graphs that this process compiled."""
-        return dict(self._said)
 
 
 def _replace(graph: fx.Graph, chain: Chain, table: Table) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class Kernels:
         self.tables: dict[str, Table] = {}
         self.stock: dict[str, list[str]] = {}  # why a product is vLLM's own -> layers
         self.weights: dict[tuple[int, int, torch.dtype, torch.device], list[str]] = {}  # of plain linears -> layers
+        self.graphs: Counter[str] = Counter()  # what became of chains in the graphs that this process compiled
         self._linears = dict(_linears(self.pack))
 
     def linear(self, n: int, k: int, dtype: torch.dtype, layer: str) -> Table | None:
