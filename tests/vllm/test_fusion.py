@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.vllm import engine, models, packs
+from tests.vllm.test_graphs import COMPILED, compiles_as_on_a_gpu
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures(compiles_as_on_a_gpu.__name__)]
 R = f"m(1..{packs.ROWS})"
 GEGLU, SWIGLU = f"geglu:{R}x256x128:f32:nk", f"swiglu:{R}x256x128:f32:nk"
 SUM_NORM, NORMS = f"rms_norm:{R}x128:f32:residual", f"norm_add_norm:{R}x128:f32"
@@ -19,28 +19,7 @@ OPS = (GEGLU, SWIGLU, f"rms_norm:{R}x128:f32", SUM_NORM, NORMS, f"{NORMS}:scale"
 CHAINS = {
     "gemma4": {GEGLU, NORMS, f"{NORMS}:scale"}, "gemma3": {GEGLU}, "llama": {SWIGLU, SUM_NORM}, "qwen3": {SWIGLU, SUM_NORM},
 }  # fmt: skip
-COMPILED: Mapping[str, Any] = {"enforce_eager": False, "compilation_config": {"mode": 3}}
 Config = Mapping[str, object]
-
-
-@pytest.fixture(autouse=True)
-def compiled_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM's CPU platform compiles a model as one graph, without its own passes; here as its GPU platform does, in pieces."""
-    from vllm.config import CompilationMode
-    from vllm.platforms.cpu import CpuPlatform
-
-    update = CpuPlatform.check_and_update_config.__func__
-
-    def updated(cls: type[CpuPlatform], config: Any) -> None:
-        compilation = config.compilation_config
-        wanted = compilation.mode
-        update(cls, config)
-        if wanted == CompilationMode.VLLM_COMPILE:
-            compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
-            compilation.ir_enable_torch_wrap, compilation.compile_sizes = True, []
-
-    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(updated))
-    yield
 
 
 @pytest.fixture(scope="session")
