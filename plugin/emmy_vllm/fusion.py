@@ -20,7 +20,7 @@ from emmy.pack import Case, Pack, Served
 from emmy_vllm.chains import DTYPES, Chain, Form, Part, chains, form_of
 from emmy_vllm.identity import sources_digest
 from emmy_vllm.kernels import Kernels, Table
-from emmy_vllm.ranges import COMPILER, Span, covers, cuts, spans, why_apart
+from emmy_vllm.ranges import Span, covers, cuts, spans, why_no_gain
 from emmy_vllm.settings import Settings
 from emmy_vllm.torch_made import made_by_torch
 
@@ -37,15 +37,10 @@ def fusable(pack: Pack) -> Mapping[Form, Case]:
 
 
 def why_left(settings: Settings, pack: Pack, case: Case, r: Served) -> str:
-    """Why a range is not fused although some kernel of the pack serves it, or because none does; "" when it is.
-
-    Inside a graph the rival is the compiler, so that a win over torch's own kernels does not do.
-    """
+    """Why a range is not fused although some kernel of the pack serves it, or because none does; "" when it is."""
     if r.code is None:
         return r.why
-    if not settings.unmeasured and (r.evidence is None or r.evidence.rivals.get(COMPILER, 0.0) <= 1):
-        return f"no win over {COMPILER} was measured"
-    return why_apart(pack, case, r)
+    return "" if settings.unmeasured else why_no_gain(pack, case, r)
 
 
 def range_ends(

@@ -8,13 +8,13 @@ nor vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import log2
+from math import inf, log2
 
 from emmy.ir.ops import Glu, Matmul, Op, parse_op
 from emmy.ir.program import Sym
-from emmy.pack import Case, Pack, Served
+from emmy.pack import Case, Evidence, Pack, Served
 
 Span = tuple[int, int]
 MOST_RANGES = 4
@@ -63,23 +63,34 @@ def _worth(cases: Sequence[Sequence[Span]], most: int, ends: Iterable[int]) -> f
     return sum(log2((hi + 1) / lo) for case in cases for lo, hi in ranges if covers(case, lo, hi))
 
 
-def why_apart(pack: Pack, case: Case, r: Served) -> str:
-    """Why a gated pair is better left to Emmy's plain product and the compiler's kernel behind it; "" when it is not.
+def why_no_gain(pack: Pack, case: Case, r: Served) -> str:
+    """Why a range that the pack serves is better left to the compiler in a graph; "" when fusing gains.
 
-    What the compiler's kernel takes is the difference of two measurements: the pair by torch.compile, and torch's product.
+    It does by a race that was won with torch.compile, or where torch's product by itself takes longer than the gated pair. And a
+    pair must be faster than Emmy's product with the compiler's kernel behind it, which takes what torch.compile's pair takes
+    beyond torch's product: nothing, as long as nobody has measured it.
     """
-    op, e = parse_op(case.op), r.evidence
-    if not isinstance(op, Glu) or e is None or COMPILER not in e.rivals:
-        return ""
+    e, op = r.evidence, parse_op(case.op)
+    if e is None or not e.time_us:
+        return "its time is not known"
+    raced = e.rivals.get(COMPILER)
+    if raced is not None and raced <= 1:
+        return f"no win: {raced:.3f} times as fast as {COMPILER}"
+    alike = [p for p in _products(pack, op) if _rows(p.op) == _rows(e.op)] if isinstance(op, Glu) else []
+    torchs = [p.stock_us for p in alike if p.stock == "torch" and p.stock_us]
+    if raced is None and not (torchs and min(torchs) > e.time_us):
+        return f"it was never raced with {COMPILER}"
+    behind = max(0.0, raced * e.time_us - max(torchs)) if raced and torchs else 0.0
+    apart = min((p.time_us + behind for p in alike), default=inf)
+    return (
+        "" if e.time_us < apart else f"{e.time_us:.1f} us; the product and the compiler's kernel behind it {apart:.1f}"
+    )
+
+
+def _products(pack: Pack, op: Glu) -> Iterator[Evidence]:
+    """What is known of the pack's kernels for the product with the merged weight."""
     product = pack.case(Matmul(op.m, 2 * op.n, op.k, op.dtype, op.layout))
-    for other in product.ranges if product else ():
-        p = other.evidence
-        if other.code is None or p is None or p.stock_us is None or _rows(p.op) != _rows(e.op):
-            continue
-        apart = max(0.0, e.rivals[COMPILER] * e.time_us - p.stock_us) + p.time_us
-        if apart <= e.time_us:
-            return f"the product by itself and the compiler's kernel behind it take {apart:.1f} us, the pair {e.time_us:.1f}"
-    return ""
+    yield from (r.evidence for r in (product.ranges if product else ()) if r.code and r.evidence)
 
 
 def _rows(text: str) -> int:

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from torch import fx
+from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -34,12 +35,20 @@ def ir() -> object:
     return torch.ops.vllm_ir
 
 
-def graph_of(f: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> fx.Graph:
-    from torch._inductor.decomposition import select_decomp_table
-
+def graph_of(
+    f: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, inductor: bool = False
+) -> fx.Graph:
+    """What the compiler has of a function; activations as torch spells them out, or as its compiler does."""
     ir()
+    if inductor:
+        from torch._inductor.decomposition import select_decomp_table  # takes seconds to import
+
+        spelled = select_decomp_table()
+    else:
+        aten = torch.ops.aten
+        spelled = get_decompositions([aten.gelu, aten.silu, aten.t, aten.linear])
     inputs = [torch.zeros(s, dtype=dtype) for s in shapes]
-    graph = make_fx(f, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs).graph
+    graph = make_fx(f, decomposition_table=spelled, tracing_mode="fake")(*inputs).graph
     graph.eliminate_dead_code()  # as the compiler does before
     return graph
 
@@ -69,12 +78,13 @@ def tanh_gelu(g: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- gated pairs
+@pytest.mark.parametrize("inductor", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("kind", "act"), [("geglu", tanh_gelu), ("swiglu", functional.silu)])
 def test_a_gated_pair_is_found_by_what_it_computes(
-    kind: str, act: Callable[[Tensor], Tensor], dtype: torch.dtype
+    kind: str, act: Callable[[Tensor], Tensor], dtype: torch.dtype, inductor: bool
 ) -> None:
-    (chain,) = found(gated(act), (M, K), (2 * N, K), dtype=dtype)
+    (chain,) = chains(graph_of(gated(act), (M, K), (2 * N, K), dtype=dtype, inductor=inductor))
     short = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}[dtype]
     assert chain.form == Form(kind, (N, K), short) == form_of(f"{kind}:m(1..8)x{N}x{K}:{short}:nk")
     gate, up = chain.inputs["G"], chain.inputs["U"]

@@ -69,10 +69,24 @@ def test_a_pair_is_left_where_the_plain_product_and_the_compilers_kernel_are_fas
     tmp_path: Path, product_us: float, served: bool
 ) -> None:
     """torch.compile takes 12 us for the pair, of which torch's product is 8: 4 are the kernel behind it."""
-    rivals = {"rivals": {COMPILED: 1.2}, "time_us": 10.0}
-    s = settings(
-        tmp_path / "p", offer(PAIR, (1, 64, rivals)), offer(PRODUCT, (1, 64, {"time_us": product_us, "stock_us": 8.0}))
-    )
+    pair = offer(PAIR, (1, 64, {"rivals": {COMPILED: 1.2}, "time_us": 10.0}))
+    s = settings(tmp_path / "p", pair, offer(PRODUCT, (1, 64, {"time_us": product_us, "stock_us": 8.0})))
+    assert fused(s, PAIR) == (((1, 64),) if served else ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "served"),
+    [
+        ({"time_us": 10.5, "stock_us": 10.1}, True),
+        ({"time_us": 10.5, "stock_us": 9.9}, False),  # torch.compile may be faster than the pair
+        ({"time_us": 9.9, "stock_us": 10.1}, False),  # and what stands behind the product may take no time
+        ({"time_us": 10.5, "stock_us": 10.1, "stock": "openblas"}, False),
+    ],
+)
+def test_a_pair_that_was_never_raced_with_the_compiler_must_beat_torchs_product_alone(
+    tmp_path: Path, changes: dict[str, Any], served: bool
+) -> None:
+    s = settings(tmp_path / "p", offer(PAIR, (1, 64, {"time_us": 10.0})), offer(PRODUCT, (1, 64, changes)))
     assert fused(s, PAIR) == (((1, 64),) if served else ())
 
 
