@@ -12,7 +12,19 @@ from emmy.ir.expr import Apply, Axis, Const, Expr, Read
 from emmy.ir.ops.formula import FormulaOp
 from emmy.ir.ops.glu import Activation
 from emmy.ir.ops.positions import Embedding, Rope
-from emmy.ir.ops.rows import EPS, Cast, Copy, GatedProduct, NormScale, RmsNorm, RowSum, Rstd, Scale, Softmax
+from emmy.ir.ops.rows import (
+    EPS,
+    Cast,
+    Copy,
+    GatedProduct,
+    NormAddNorm,
+    NormScale,
+    RmsNorm,
+    RowSum,
+    Rstd,
+    Scale,
+    Softmax,
+)
 from emmy.ir.program import Program, Stage
 from emmy.measure.allocated import Allocated
 from emmy.measure.device import Buffer, Call
@@ -150,6 +162,12 @@ class TorchFormula:
                 before: list[Step] = [partial(torch.add, x["X"], x["R"], out=x["H"])] if residual else []
                 h = x["H"] if residual else x["X"]
                 return before, lambda: {"Y": functional.rms_norm(h, (n,), x["w"], EPS)}
+            case NormAddNorm(scale=scale, n=n):
+                steps: list[Step] = [
+                    lambda: torch.add(functional.rms_norm(x["X"], (n,), x["v"], EPS), x["R"], out=x["H"])
+                ]
+                steps += [partial(x["H"].mul_, x["s"])] if scale else []
+                return steps, lambda: {"Y": functional.rms_norm(x["H"], (n,), x["w"], EPS)}
             case Rstd():
                 return [], lambda: {"r": torch.rsqrt(x["X"].float().square().mean(-1) + EPS)}
             case RowSum():

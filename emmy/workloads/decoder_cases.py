@@ -30,7 +30,9 @@ class DecoderCase:
 
     id: str
     part: str
-    kind: Literal["matmul", "geglu", "swiglu", "norm_linear", "rms_norm", "attention", "served_attention"]
+    kind: Literal[
+        "matmul", "geglu", "swiglu", "norm_linear", "rms_norm", "norm_add_norm", "attention", "served_attention"
+    ]  # fmt: skip
     count: int
     text: str  # the op's, whether or not this Emmy has an op of the kind; a size that no op can have is ?
     form: Form = ""

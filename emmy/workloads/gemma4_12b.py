@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Literal, get_args
 
 from emmy.errors import DataError
+from emmy.ir.dtype import DType
 from emmy.workloads.decoder_cases import DecoderCase, from_config
 
 Kind = Literal[
@@ -92,9 +93,10 @@ class Case:
         return f"{op}:{m}x{self.dims['N' if self.kind == 'pointwise' else 'K']}:{self.dtype}"
 
 
+N_LAYERS = 48
 # What vLLM runs of it: the text model's sizes, as its config.json says them.
 CONFIG: Mapping[str, object] = {
-    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48,
+    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": N_LAYERS,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8, "num_attention_heads": 16, "num_key_value_heads": 8,
     "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 1024,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -112,23 +114,35 @@ SERVER_ATTENTION = (
 
 @cache
 def server_cases() -> tuple[DecoderCase, ...]:
-    """The products of a server's step, weights merged and (N, K), any number of rows, and its attention, in f16 and bf16.
+    """The products of a server's step, weights merged and (N, K), any number of rows, its attention, in f16 and bf16, and the norms
+    between its blocks.
 
     Of global layers the merged weight is there twice: with keys that serve as values, and with them stored twice, as vLLM does.
+    Norms are as torch.compile fuses them: the one that closes a block, the sum, and the one that opens the next; behind an MLP
+    with the layer's scale.
     """
     out = []
-    for dtype in ("f16", "bf16"):
+    dtypes: tuple[DType, ...] = ("f16", "bf16")
+    for dtype in dtypes:
         twice = from_config({**CONFIG, "attention_k_eq_v": False}, [SERVER_ROWS], dtype=dtype)
         own = from_config(CONFIG, [SERVER_ROWS], dtype=dtype)
         both = [replace(c, id=f"twice_{c.id}") for c in twice if c.part == "qkv.global"]
         out += [replace(c, id=f"{c.id}.{dtype}") for c in (*own, *both) if _is_merged(c)]
         out += [_attention(*a, dtype) for a in SERVER_ATTENTION]
+        out += [_between_blocks(dtype, place) for place in ("attention", "mlp")]
     return tuple(out)
 
 
 def _attention(name: str, count: int, shape: str, words: str, dtype: str) -> DecoderCase:
     text = f"served_attention:{shape}:{dtype}:{words},scale1.0,pcjgd"
     return DecoderCase(f"attention.{name}.{dtype}", f"attention.{name}", "served_attention", count, text)
+
+
+def _between_blocks(dtype: DType, behind: Literal["attention", "mlp"]) -> DecoderCase:
+    rows = f"{SERVER_ROWS[0]}..{SERVER_ROWS[1]}"
+    text = f"norm_add_norm:m({rows})x{CONFIG['hidden_size']}:{dtype}" + ":scale" * (behind == "mlp")
+    name = f"norms_behind_{behind}"
+    return DecoderCase(f"{name}.m{rows}.{dtype}", name, "norm_add_norm", N_LAYERS, text)
 
 
 def _is_merged(c: DecoderCase) -> bool:

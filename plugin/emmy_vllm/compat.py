@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 
 import torch
 import vllm.envs
+from torch import fx
 from vllm.config import CUDAGraphMode, VllmConfig, get_current_vllm_config_or_none
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.linear import (
@@ -33,6 +34,7 @@ __all__ = [
     "UnquantizedEmbeddingMethod",
     "UnquantizedLinearMethod",
     "VllmConfig",
+    "add_pass",
     "after_loading",
     "attention_device",
     "current_settings",
@@ -132,3 +134,29 @@ def why_no_attention(config: VllmConfig) -> str:
     if vllm.envs.VLLM_BATCH_INVARIANT:
         return "VLLM_BATCH_INVARIANT: a request's sums must not depend on its batch"
     return ""
+
+
+@cache
+def add_pass(of: Callable[[VllmConfig], tuple[Callable[[fx.Graph, int, int], None], str] | None]) -> None:
+    """From now on what `of` gives for a configuration runs over each graph that is compiled, behind vLLM's own passes and before
+    its norms are lowered: a function of the graph and the least and most rows it serves, and the key of what that does.
+    """
+    # imported where a model is built: it asks which platform this is
+    from vllm.compilation.passes.inductor_pass import CallableInductorPass, get_pass_context
+    from vllm.compilation.passes.pass_manager import PostGradPassManager
+
+    configure: Callable[[PostGradPassManager, VllmConfig], None] = PostGradPassManager.configure
+
+    @wraps(configure)
+    def configured(self: PostGradPassManager, config: VllmConfig) -> None:
+        configure(self, config)
+        if found := of(config):
+            run, key = found
+
+            def over(graph: fx.Graph) -> None:
+                compiled = get_pass_context().compile_range
+                run(graph, int(compiled.start), int(compiled.end))
+
+            self.add(CallableInductorPass(over, f"emmy {key}"))
+
+    PostGradPassManager.configure = configured

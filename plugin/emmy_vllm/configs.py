@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from emmy.errors import EmmyError, UsageError
 from emmy_vllm import counts
 from emmy_vllm.identity import sources_digest
-from emmy_vllm.settings import read_settings
+from emmy_vllm.settings import Settings, read_settings
 
 OLDEST, NEWEST = (0, 25), (0, 33)  # releases whose interfaces were read; docs/vllm.md says which were run
 
@@ -65,6 +65,7 @@ def check_configurations(why_not: str) -> None:
             raise UntestedVllm(why_not)
         settings.open()
         refuse_overlap(self)
+        _cut_compiled_ranges(self, settings)
         counts.export(self.instance_id)
 
     VllmConfig.__post_init__ = checked
@@ -76,6 +77,18 @@ def refuse_overlap(config: VllmConfig) -> None:
         raise UsageError(
             "vLLM is to overlap two batches (--enable-dbo, --ubatch-size); Emmy's kernels serve one at a time: leave it out"
         )
+
+
+def _cut_compiled_ranges(config: VllmConfig, settings: Settings) -> None:
+    """Ends compiled ranges where the pack's fused kernels begin or end to pay. vLLM hashes them into the key of cached graphs."""
+    from emmy_vllm.fusion import range_ends  # imports torch
+
+    compilation, model = config.compilation_config, config.model_config
+    given, most = compilation.compile_ranges_endpoints, config.scheduler_config.max_num_batched_tokens
+    if model is None or not given or not most:
+        return
+    ends = range_ends(settings, model.get_hidden_size(), model.dtype, most, tuple(given))
+    compilation.compile_ranges_endpoints = sorted({*given, *ends})
 
 
 @cache

@@ -15,7 +15,7 @@ def lines(kernels: Kernels) -> Iterator[str]:
     words += ["deterministic"] * s.deterministic + ["UNMEASURED kernels too"] * s.unmeasured
     yield f"Emmy serves from {s.pack} ({s.digest[:16]}), {', '.join(words)}:"
     for table in kernels.tables.values():
-        yield f"  {table.case.op}: {_layers(table.layers)}"
+        yield f"  {table.case.op}: {table.place or _layers(table.layers)}"
         yield from (f"    {line}" for line in _ranges(table))
     for why, layers in kernels.stock.items():
         yield f"  stock: {_layers(layers)}: {why}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class Table:
 
     refused: lo of a range -> why it is not used here
     alike:   ranges that alone serve, for any number of rows, in the deterministic lane
+    place:   where it is used, of one that graphs get and not layers
     """
 
     case: Case
@@ -41,6 +43,7 @@ class Table:
     refused: dict[int, str] = field(default_factory=dict)
     alike: tuple[tuple[int, int], ...] = ()
     layers: list[str] = field(default_factory=list)
+    place: str = ""
 
     def why_left(self, r: Served) -> str:
         """Why stock serves a range of this process; "" when Emmy does."""
@@ -66,6 +69,8 @@ class Kernels:
         self.tables: dict[str, Table] = {}
         self.stock: dict[str, list[str]] = {}  # why a product is vLLM's own -> layers
         self.attended: dict[tuple[str, Shape], Attended] = {}  # by vLLM's backend
+        self.weights: dict[tuple[int, int, torch.dtype, torch.device], list[str]] = {}  # of plain linears -> layers
+        self.graphs: Counter[str] = Counter()  # what became of chains in the graphs that this process compiled
         self._linears = dict(_linears(self.pack))
 
     def linear(self, n: int, k: int, dtype: torch.dtype, layer: str) -> Table | None:
@@ -78,6 +83,11 @@ class Kernels:
         table = self.table(case)
         table.layers.append(layer)
         return table
+
+    def note(self, weight: torch.Tensor, layer: str) -> None:
+        """Notes a weight (n, k) of a plain linear: what stands around it in a graph may be fused."""
+        n, k = weight.shape
+        self.weights.setdefault((n, k, weight.dtype, weight.device), []).append(layer)
 
     def leave(self, why: str, layer: str) -> None:
         """Notes that a layer's product stays vLLM's."""

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from emmy_vllm import compat, coverage
+from emmy_vllm import compat, coverage, fusion
 from emmy_vllm.compat import (
     ParallelLMHead,
     PluggableLayer,
@@ -39,8 +39,19 @@ def report(config: VllmConfig) -> None:
     if settings is None:
         return
     kernels = kernels_of(settings, config.instance_id)
+    compat.add_pass(_fusion)
+    fusion.load(kernels, compat.most_rows(config))
     log.info("%s", "\n".join(coverage.lines(kernels)))
     coverage.refuse_gaps(kernels, compat.is_batch_invariant())
+
+
+def _fusion(config: VllmConfig) -> tuple[fusion.Fusion, str] | None:
+    """The pass over an engine's graphs and its key."""
+    settings = read_settings(config.additional_config)
+    if settings is None or not settings.uses("fusion"):
+        return None
+    found = fusion.Fusion(kernels_of(settings, config.instance_id))
+    return found, found.uuid
 
 
 def _ours(base: type[PluggableLayer]) -> type[PluggableLayer]:
@@ -65,7 +76,10 @@ def adopt(layer: torch.nn.Module) -> None:
     name = getattr(layer, "prefix", "") or ("lm_head" if is_head else type(layer).__name__)
     if type(layer.quant_method) is not (UnquantizedEmbeddingMethod if is_head else UnquantizedLinearMethod):
         kernels.leave(f"its method is {type(layer.quant_method).__name__}", name)
-    elif not settings.uses("lm_head" if is_head else "linear"):
+        return
+    if not is_head:
+        kernels.note(layer.weight, name)
+    if not settings.uses("lm_head" if is_head else "linear"):
         kernels.leave("parts leaves it out", name)
     elif table := kernels.linear(layer.weight.shape[0], layer.weight.shape[1], layer.weight.dtype, name):
         method, rows = (EmmyHeadMethod, compat.most_logits) if is_head else (EmmyLinearMethod, compat.most_rows)

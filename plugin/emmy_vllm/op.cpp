@@ -172,6 +172,45 @@ Tensor linear(const Tensor &x, const Tensor &w, int64_t number) {
   return y;
 }
 
+std::vector<Tensor> stock_fused(const std::vector<Tensor> &inputs, int64_t number) {
+  std::array<StableIValue, 2> stack{torch::stable::detail::from(inputs), torch::stable::detail::from(number)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("emmy::made_by_torch", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<std::vector<Tensor>>(stack[0]);
+}
+
+// The outputs of a table, new, of its inputs in its order. Sizes that it leaves to stock, and inputs of another form than a kernel
+// trusts, are torch's: graphs are made so that this is not what they do all the time.
+std::vector<Tensor> fused(std::vector<Tensor> inputs, int64_t number) {
+  Table &t = table_of(number);
+  int64_t rows = 0;
+  std::size_t given = 0;
+  for (const EmmyForm &f : t.forms()) {
+    if (f.is_output) continue;
+    if (f.is_open && !rows && given < inputs.size()) rows = inputs[given].numel() / f.elements;
+    ++given;
+  }
+  const int32_t range = given == inputs.size() ? t.choose(rows) : -1;
+  bool fits = range >= 0;
+  given = 0;
+  for (std::size_t i = 0; fits && i < t.forms().size(); ++i)
+    if (!t.forms()[i].is_output) fits = t.takes(inputs[given++], static_cast<int32_t>(i), rows);
+  if (!fits) {
+    t.count(-1);
+    return stock_fused(inputs, number);
+  }
+  std::vector<Tensor> made;
+  std::vector<void *> addresses;
+  given = 0;
+  for (const EmmyForm &f : t.forms()) {
+    if (f.is_output)
+      made.push_back(torch::stable::new_empty(inputs[0], {f.is_open ? rows : 1, f.elements},
+                                              static_cast<torch::headeronly::ScalarType>(f.dtype)));
+    addresses.push_back(f.is_output ? made.back().data_ptr() : inputs[given++].data_ptr());
+  }
+  t.run(inputs[0], addresses.data(), &rows, range);
+  return made;
+}
+
 // Runs a table on its arguments, outputs too, in its order. Refuses sizes that it leaves to stock: the caller has asked.
 void launch(std::vector<Tensor> arguments, std::vector<int64_t> sizes, int64_t number) {
   Table &t = table_of(number);
@@ -212,8 +251,10 @@ void emmy_ops_add(int64_t number, const char *name, EmmyHandle *handle, const Em
 STABLE_TORCH_LIBRARY_IMPL(emmy, CPU, m) {
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("launch", TORCH_BOX(&launch));
+  m.impl("fused", TORCH_BOX(&fused));
 }
 STABLE_TORCH_LIBRARY_IMPL(emmy, CUDA, m) {
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("launch", TORCH_BOX(&launch));
+  m.impl("fused", TORCH_BOX(&fused));
 }

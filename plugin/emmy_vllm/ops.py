@@ -4,6 +4,8 @@ The C++ beside this file is compiled at first use and kept in the cache, as the 
 
     emmy::linear(x, w, table)                     x @ w^T by the kernel that the table has for x's rows, else by aten::linear
     emmy::launch(arguments, sizes, table)         one run of a table on all of its arguments, in its order; refuses stock's sizes
+    emmy::fused(inputs, table)                    a table's outputs, new, of its inputs in its order; sizes that it leaves to stock by
+    emmy::made_by_torch(inputs, table)            which is the same by torch's operators
 """
 
 from __future__ import annotations
@@ -19,18 +21,25 @@ import torch
 
 from emmy import hostcc
 from emmy.ir.dtype import DType
+from emmy.ir.ops import parse_op
 from emmy.pack import PackedPlan
 from emmy.pack.schema import Argument
 from emmy.runtime import launcher
 from emmy_vllm.counts import Counts
+from emmy_vllm.torch_made import made_by_torch
 
 _ABI = "0x020b000000000000"  # torch 2.11: the oldest that the library runs on
 _SCALAR: Mapping[DType, int] = {"f16": 5, "f32": 6, "bf16": 15, "i32": 3}  # c10/core/ScalarType.h
+_TORCH: Mapping[DType, torch.dtype] = {"f16": torch.float16, "f32": torch.float32, "bf16": torch.bfloat16}
 _SCHEMAS = {
     "linear": "linear(Tensor x, Tensor w, int table) -> Tensor",
     "launch": "launch(Tensor(a!)[] arguments, int[] sizes, int table) -> ()",
+    "fused": "fused(Tensor[] inputs, int table) -> Tensor[]",
+    "made_by_torch": "made_by_torch(Tensor[] inputs, int table) -> Tensor[]",
 }
 _kept: dict[int, tuple[PackedPlan | None, Counts]] = {}  # what tables use, as long as graphs may call them
+
+_ops: dict[int, tuple[str, tuple[Argument, ...]]] = {}  # text and arguments of each table's op
 
 
 class _Calls(ctypes.Structure):
@@ -62,6 +71,9 @@ def library() -> ctypes.CDLL:
     lib.emmy_ops_connect(ctypes.byref(calls))
     space._register_fake("linear", _linear_fake)
     space._register_fake("launch", lambda arguments, sizes, table: None)
+    space._register_fake("fused", _fused_fake)
+    space._register_fake("made_by_torch", _fused_fake)
+    space.impl("made_by_torch", _made_by_torch, "CompositeExplicitAutograd")
     _spaces.append(space)
     return lib
 
@@ -91,7 +103,7 @@ def add_table(
     library().emmy_ops_add(
         number, name.encode(), handle, forms, len(order), counts.array, (ctypes.c_int64 * len(ends))(*ends), len(ends)
     )
-    _kept[number] = (plan, counts)
+    _kept[number], _ops[number] = (plan, counts), (name, tuple(by_name[n] for n in order))
 
 
 def _form(a: Argument) -> _Form:
@@ -101,6 +113,20 @@ def _form(a: Argument) -> _Form:
 
 def _linear_fake(x: torch.Tensor, w: torch.Tensor, table: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+
+def _fused_fake(inputs: Sequence[torch.Tensor], table: int) -> list[torch.Tensor]:
+    _, arguments = _ops[table]
+    given = [_form(a) for a in arguments if not a.is_output]
+    rows = next(x.numel() // f.elements for x, f in zip(inputs, given, strict=True) if f.is_open)
+    return [inputs[0].new_empty((rows, _form(a).elements), dtype=_TORCH[a.dtype]) for a in arguments if a.is_output]
+
+
+def _made_by_torch(inputs: Sequence[torch.Tensor], table: int) -> list[torch.Tensor]:
+    text, arguments = _ops[table]
+    names = [a.name for a in arguments if not a.is_output]
+    made = made_by_torch(parse_op(text), dict(zip(names, inputs, strict=True)))
+    return [made[a.name] for a in arguments if a.is_output]
 
 
 def _source() -> str:

@@ -37,6 +37,8 @@ class TestRows(OpContract):
         "rms_norm:m(1..7)x33:f16",
         "rms_norm:4x16:bf16:residual",
         "rms_norm:m(2..3)x8:f16:residual",
+        "norm_add_norm:3x20:f32",
+        "norm_add_norm:m(2..3)x8:bf16:scale",
         "rstd:5x7:f16",
         "row_sum:m(1..4)x19:f16",
         "row_sum:3x8:f32",
@@ -108,6 +110,7 @@ def test_a_text_that_means_nothing_is_refused_in_a_sentence(text, said):
 
 @pytest.mark.parametrize(
     "text", ["rms_norm:3x4", "rms_norm:3x4x5:f32", "rms_norm:3x4:f32:bias", "rms_norm:0x4:f32", "copy:3x4:f32:f16",
+             "norm_add_norm:3x4:f32:residual",
              "cast:3x4:f32", "cast:3x4:f32:i32", "rope:1x2x7:f32", "rope:1x2x8:f32:6", "rope:m(1..2)xm(1..2)x8:f32",
              "embedding:3x4:f32", "scale:3xm(1..4):f32", "rope:1x2x8:f32:0"],
 )  # fmt: skip

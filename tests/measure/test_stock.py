@@ -210,6 +210,7 @@ def test_what_stock_rounds_between_stages_may_be_off_by_roundings_of_its_type_an
 ROWS = [
     "rms_norm:5x33:f32", "rms_norm:5x64:f16:residual", "rstd:5x64:f16", "row_sum:5x64:f32", "softmax:5x64:f16", "scale:5x64:f16",
     "norm_scale:5x64:f16", "geglu_mul:5x64:f32", "swiglu_mul:5x64:bf16", "cast:5x64:f32:f16", "copy:5x64:bf16", "rope:2x5x16:f16",
+    "norm_add_norm:5x64:f32:scale",
     "rope:2x5x16:f32:8", "embedding:5x8x30:f16", "formula:m=5,n=8;X[m,n]:f16;S[m]=max(n,X[m,n]);Y[m,n]:f16=X[m,n]-S[m]",
 ]  # fmt: skip
 

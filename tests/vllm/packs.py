@@ -19,18 +19,26 @@ SCHEDULES: Mapping[tuple[int, int], str] = {
 }
 # The second adds each sum in two halves.
 IN_ANOTHER_ORDER: Mapping[tuple[int, int], str] = {(1, 8): "k0/split(m,core,8)", (9, ROWS): "k0/splitk(C,2)"}
+FUSED: Mapping[tuple[int, int], str] = {(1, 32): "k0/split(m,core,8)", (33, 64): "", (65, ROWS): "k0/split(m,core,16)"}
 
 
 def built(
-    path: Path, shapes: Iterable[tuple[int, int]], schedules: Mapping[tuple[int, int], str] = SCHEDULES
+    path: Path,
+    shapes: Iterable[tuple[int, int]],
+    schedules: Mapping[tuple[int, int], str] = SCHEDULES,
+    fused: Iterable[str] = (),
 ) -> dict[str, object]:
-    """The additional_config that names a pack of x @ w^T for weights of these shapes (n, k), which is written to `path`."""
-    found = Pack.build([_offer(n, k, schedules) for n, k in sorted(set(shapes))], path, load_target("cpu"))
+    """The additional_config that names a pack of x @ w^T for weights of these shapes (n, k), which is written to `path`.
+
+    fused: further ops, their rows open as m(1..ROWS)
+    """
+    products = [_offer(f"matmul:m(1..{ROWS})x{n}x{k}:f32:nk", schedules) for n, k in sorted(set(shapes))]
+    found = Pack.build([*products, *(_offer(op, FUSED) for op in fused)], path, load_target("cpu"))
     return {"emmy": {"pack": str(path), "digest": found.digest, "unmeasured": True}}
 
 
-def _offer(n: int, k: int, schedules: Mapping[tuple[int, int], str]) -> Offer:
-    op = parse_op(f"matmul:m(1..{ROWS})x{n}x{k}:f32:nk")
+def _offer(text: str, schedules: Mapping[tuple[int, int], str]) -> Offer:
+    op = parse_op(text)
     choices = []
     for (lo, hi), schedule in schedules.items():
         part = op.within("m", lo, hi)

@@ -225,10 +225,12 @@ def test_a_file_that_is_not_there_or_no_config_is_named(tmp_path: Path) -> None:
         load(f"@config:{path}")
 
 
-def test_a_servers_products_are_merged_open_and_of_both_types() -> None:
+def test_a_servers_ops_are_merged_products_and_norms_between_blocks_open_and_of_both_types() -> None:
     texts = op_texts("@gemma4-12b-server")
     sizes = ("8192x3840", "3840x4096", "8704x3840", "9216x3840", "3840x8192", "30720x3840", "3840x15360", "262144x3840")
     wanted = {f"matmul:m(1..8192)x{s}:{d}:nk" for s in sizes for d in ("f16", "bf16")}
     attention = {x for x in texts if x.startswith("served_attention:")}
-    assert wanted | {f"geglu:m(1..8192)x15360x3840:{d}:nk" for d in ("f16", "bf16")} == set(texts) - attention
+    wanted |= {f"geglu:m(1..8192)x15360x3840:{d}:nk" for d in ("f16", "bf16")}
+    wanted |= {f"norm_add_norm:m(1..8192)x3840:{words}" for words in ("f16", "f16:scale", "bf16", "bf16:scale")}
+    assert wanted == set(texts) - attention
     assert len(attention) == 8 and all("scale1.0,pcjgd" in x for x in attention)

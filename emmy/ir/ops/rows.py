@@ -1,6 +1,6 @@
 """Norms, statistics and softmax of rows, and what is made of each element: formulas under short names. Must not know schedules.
 
-    rms_norm:MxK:f16[:residual]   rstd:MxK:f16   row_sum:MxK:f16   softmax:MxK:f16
+    rms_norm:MxK:f16[:residual]   norm_add_norm:MxK:f16[:scale]   rstd:MxK:f16   row_sum:MxK:f16   softmax:MxK:f16
     scale:MxN:f16   norm_scale:MxN:f16   geglu_mul:MxN:f16   swiglu_mul:MxN:f16   cast:MxN:f32:f16   copy:MxN:f16
 
 M may be open, `m(1..4096)`. Norms of heads are norms of rows of head_dim.
@@ -93,6 +93,42 @@ class RmsNorm(RowOp):
         h = x + other[0] if self.residual else x
         y = h / np.sqrt(np.mean(np.square(h), axis=1, keepdims=True) + EPS) * w
         return {"H": h, "Y": y} if self.residual else {"Y": y}
+
+
+@dataclass(frozen=True)
+class NormAddNorm(RowOp):
+    """H = norm(X) * v + R, what leaves a block whose end is normed, and Y = norm(H) * w, what opens the next; each norm divides by
+    sqrt(mean(..^2) + 1e-6). With a scale, one number of `dtype`, H is its product with that.
+    """
+
+    scale: bool = False
+    kind: ClassVar[str] = "norm_add_norm"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("scale",) if self.scale else ()
+
+    def program(self) -> Program:
+        v, w = (Value(name, ("n",), self.dtype, constant=True) for name in "vw")
+        factor = (Value("s", (), self.dtype, constant=True),) * self.scale
+        per_row = f"{1 / self.n!r} + {EPS}"
+        left = f"X[m,n] * rsqrt(T[m] * {per_row}) * v[n] + R[m,n]"
+        stages = (
+            _fold("T", "X[m,n] * X[m,n]"),
+            Stage("H", ("m", "n"), parse(f"({left}) * s[()]" if self.scale else left), (), self.dtype),
+            _fold("S", "H[m,n] * H[m,n]"),
+            self._made(f"H[m,n] * rsqrt(S[m] * {per_row}) * w[n]"),
+        )
+        return self._program((self._matrix("X"), self._matrix("R"), v, w, *factor), stages, ("H", "Y"))
+
+    def reference(self, inputs: Mapping[str, Storage]) -> dict[str, Array]:
+        x, r, v, w, *factor = self._decoded(inputs)
+        h = (_normed(x) * v + r) * (factor[0] if factor else 1.0)
+        return {"H": h, "Y": _normed(h) * w}
+
+
+def _normed(x: Array) -> Array:
+    return np.asarray(x / np.sqrt(np.mean(np.square(x), axis=1, keepdims=True) + EPS))
 
 
 @dataclass(frozen=True)
@@ -252,6 +288,12 @@ def _norm(m: Dim, n: int, dtype: DType, words: list[str]) -> RowOp:
     return RmsNorm(m, n, dtype, bool(words))
 
 
+def _norms(m: Dim, n: int, dtype: DType, words: list[str]) -> RowOp:
+    if words not in ([], ["scale"]):
+        raise UsageError(f"norm_add_norm: the option {words[0]!r} is not scale")
+    return NormAddNorm(m, n, dtype, bool(words))
+
+
 def _cast(m: Dim, n: int, dtype: DType, words: list[str]) -> RowOp:
     return Cast(m, n, dtype, parse_dtype("cast", words[0] if words else "none"))
 
@@ -261,6 +303,7 @@ def _plain(op: type[RowOp], m: Dim, n: int, dtype: DType, words: list[str]) -> R
 
 
 PARSERS["rms_norm"] = partial(_parse, _norm, "rms_norm", 1)
+PARSERS["norm_add_norm"] = partial(_parse, _norms, "norm_add_norm", 1)
 PARSERS["cast"] = partial(_parse, _cast, "cast", 1)
 for _op in (Rstd, RowSum, Softmax, Scale, NormScale, GegluProduct, SwigluProduct, Copy):
     PARSERS[_op.kind] = partial(_parse, partial(_plain, _op), _op.kind, 0)
