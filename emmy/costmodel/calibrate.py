@@ -4,15 +4,15 @@ A set of rows is calibrated when all of these hold:
 
 circumstances  every time says where, how and by which Emmy it was measured, and that its answer was checked
 ids            no row has the id of another row that is known here
-sources        most rows' schedules give, with this Emmy, the source that was measured
+sources        enough rows' schedules give, with this Emmy, the source that was measured; the others train nothing
 roofline       nothing is faster than the device can be
-level          times are as long as expected: of kernels known here, else of what a model predicts
+level          times are as long as expected
 order          within a problem the fast ones are those that are expected to be fast
 
-What is expected of a row comes from the first of these that covers enough rows (`Relation`): the same kernel measured on the
-same product; a model of that product; the same op and schedule measured on another card of the vendor, and a model of such a
-card, both scaled by the two rooflines. The nearer the relation, the less may the rows be off. `docs/data.md` has what these
-limits rest on.
+What is expected of a row comes from (`Relation`): the same kernel measured on the same product; a model of that product; the
+same op and schedule measured on another card of the vendor, and a model of such a card, both by way of the two rooflines. They
+are asked in this order until most rows are covered. The nearer the relation, the less may the rows be off. `docs/data.md` says
+what these limits rest on.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from emmy.records import Measurement
 Check = Literal["circumstances", "ids", "sources", "roofline", "level", "order", "licence", "target"]
 Key = tuple[str, ...]
 
-MIN_ROWS = 50  # timed rows, below which nothing is said of a set
-STALE_SHARE = 1 / 3  # of the rows may be of another state of the code: 12 % of those that ship with Emmy are
+MIN_ROWS = 20  # timed rows that replay, below which nothing is said of a set
+COVERED = 0.8  # of these must be held against something, each by itself
 BAD_ORDER = 0.25  # of the problems may be ordered worse than ORDER_FLOOR
 ORDER_FLOOR = 0.2
 TOLD_APART = 1.25  # the slowest over the fastest of a problem; where they are nearer, the order is noise
@@ -45,18 +45,19 @@ class Limits:
 
     pairs: int  # rows with an expectation, at least
     level: float  # the median of a problem's ratios, over problems: at most this factor either way
-    spread: float | None  # the 90 % over the 10 % quantile of all ratios; None = not asked
+    spread: float  # the 90 % over the 10 % quantile of all ratios
     leap: float  # one row may be so much faster than its problem's others say
     order: float  # Spearman's rank correlation, of the median problem
 
 
 Relation = Literal["same kernels", "a model of the card", "kernels of another card", "a model of another card"]
 LIMITS: Mapping[Relation, Limits] = {
-    "same kernels": Limits(20, 1.12, 1.35, 1.5, 0.7),
-    "a model of the card": Limits(50, 1.25, None, 3.0, 0.5),
-    "kernels of another card": Limits(50, 2.5, None, 5.0, 0.6),
-    "a model of another card": Limits(50, 2.5, None, 5.0, 0.5),
+    "same kernels": Limits(20, 1.2, 1.35, 1.5, 0.7),
+    "a model of the card": Limits(50, 1.25, 1.6, 3.0, 0.5),
+    "kernels of another card": Limits(50, 3.0, 4.0, 5.0, 0.6),
+    "a model of another card": Limits(50, 3.0, 4.0, 5.0, 0.5),
 }
+ITS_OWN: tuple[Relation, ...] = ("same kernels", "a model of the card")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,9 @@ def calibrate(rows: Sequence[Measurement], evidence: Evidence) -> Verdict:
         r for r in rows if r.time_us is not None and not r.contended and r.origin != "derived" and r.id not in here
     ]
     if len(timed) < MIN_ROWS:
-        detail = f"{len(timed)} new rows have an undisturbed time, at least {MIN_ROWS} are needed to say anything"
+        detail = (
+            f"{len(timed)} rows are new and have an undisturbed time, at least {MIN_ROWS} are needed to say anything"
+        )
         return Verdict((Finding("circumstances", False, detail),))
     first = [_circumstances(timed), _ids(rows, evidence.known)]
     outcomes = {r.id: evidence.outcome(r) for r in timed}
@@ -126,7 +129,7 @@ def calibrate(rows: Sequence[Measurement], evidence: Evidence) -> Verdict:
     if not all(f.passed for f in first):
         return Verdict(tuple(first))
     found = list(_expectations(fresh, outcomes, evidence))
-    return Verdict((*first, _level(found), _order(found, len(fresh))))
+    return Verdict((*first, *_levels(found, len(fresh)), _order(found, len(fresh))))
 
 
 # ---------------------------------------------------------------- each row by itself
@@ -178,7 +181,8 @@ def _sources(timed: Sequence[Measurement], fresh: Sequence[Measurement], outcome
     detail = (
         f"of {len(timed)} schedules {len(fresh)} give the source that was measured, {changed} another, {refused} none"
     )
-    return Finding("sources", len(timed) - len(fresh) <= STALE_SHARE * len(timed) and len(fresh) >= MIN_ROWS, detail)
+    needed = "" if len(fresh) >= MIN_ROWS else f"; at least {MIN_ROWS} are needed"
+    return Finding("sources", not needed, detail + needed)
 
 
 def _roofline(rows: Sequence[Measurement], evidence: Evidence) -> Finding:
@@ -303,12 +307,21 @@ def _paired(
     return _Expected(relation, of, problems)
 
 
-def _level(found: Sequence[_Expected]) -> Finding:
-    """How long the times are, by the nearest relation with enough rows."""
+def _levels(found: Sequence[_Expected], n_rows: int) -> tuple[Finding, ...]:
+    """How long the times are, by the nearest relations that together cover the rows."""
+    out: list[Finding] = []
     for e in found:
-        if e.pairs >= e.limits.pairs:
-            return _level_by(e)
-    return Finding("level", False, "nothing is known here to hold these times against" + _too_few(found))
+        if e.pairs < min(e.limits.pairs, COVERED * n_rows):
+            continue
+        out.append(_level_by(e))
+        if e.pairs >= COVERED * n_rows:
+            return tuple(out)
+    said = (
+        "; ".join(f"{e.pairs} by {e.relation}" for e in found if e.pairs)
+        or "no row of its product, no card or model like it"
+    )
+    few = f"too few of {n_rows} rows can be held against what is known here: {said}"
+    return (*out, Finding("level", False, few))
 
 
 def _level_by(e: _Expected) -> Finding:
@@ -325,7 +338,7 @@ def _level_by(e: _Expected) -> Finding:
     faults = []
     if not 1 / limits.level <= level <= limits.level:
         faults.append(f"the level may be off by a factor of {limits.level:g}")
-    if limits.spread is not None and high / low > limits.spread:
+    if high / low > limits.spread:
         faults.append(f"the spread may be a factor of {limits.spread:g}")
     if leap > limits.leap:
         faults.append(f"one row may be {limits.leap:g} times faster")
@@ -335,27 +348,23 @@ def _level_by(e: _Expected) -> Finding:
 def _order(found: Sequence[_Expected], n_rows: int) -> Finding:
     """How well the rows of a problem are in the order that is expected."""
     same, *others = found
-    if same.pairs >= max(same.limits.pairs, 0.8 * n_rows):
+    if same.pairs >= max(same.limits.pairs, COVERED * n_rows):
         return Finding("order", True, f"{same.pairs} of {n_rows} rows are of kernels known here")
     for e in (*others, same):
         of = {p: spearman(*np.array(pairs).T) for p, pairs in e.problems.items() if _has_order(pairs)}
-        if e.pairs < e.limits.pairs or not of:
+        if not of:
             continue
         middle, bad = median(of.values()), sum(r < ORDER_FLOOR for r in of.values())
         said = f"{len(of)} problems by {e.relation} ({e.of}): rank correlation {middle:.2f}"
         wanted = f"at least {e.limits.order:g} is needed, and below {ORDER_FLOOR:g} in no more than a quarter"
         passed = middle >= e.limits.order and bad <= BAD_ORDER * len(of)
         return Finding("order", passed, said + ("" if passed else f", {bad} below {ORDER_FLOOR:g}; {wanted}"))
-    return Finding(
-        "order", False, f"no problem has {MIN_CANDIDATES} rows, apart in time, of which an order is expected"
-    )
+    few = f"no problem has {MIN_CANDIDATES} rows, apart in time, of which an order is expected"
+    if any(e.relation in ITS_OWN and e.pairs >= COVERED * n_rows for e in found):
+        return Finding("order", True, f"{few}; each row by itself is as long as its card's others say")
+    return Finding("order", False, few)
 
 
 def _has_order(pairs: Sequence[tuple[float, float]]) -> bool:
     theirs = [t for t, _ in pairs]
     return len(pairs) >= MIN_CANDIDATES and max(theirs) >= TOLD_APART * min(theirs)
-
-
-def _too_few(found: Sequence[_Expected]) -> str:
-    said = [f"{e.pairs} rows by {e.relation}, {e.limits.pairs} are needed" for e in found if e.pairs]
-    return f": {'; '.join(said)}" if said else ": no row of its product, no card or model like it"

@@ -36,9 +36,7 @@ class ExportReport:
     already: int
 
 
-def export_shard(
-    dataset: Dataset, target: str, out: Path, *, licence: str = LICENCE, provenance: str = ""
-) -> ExportReport:
+def export_shard(dataset: Dataset, target: str, out: Path, *, licence: str = "", provenance: str = "") -> ExportReport:
     """Writes the rows measured on `target` that `out/<target>` lacks, as one new part. Raises UsageError if none."""
     folder = out / check_target(target)
     rows = [
@@ -52,17 +50,24 @@ def export_shard(
     new = [row for row in rows if row.id not in held]
     if not new:
         return ExportReport(folder, None, 0, len(rows))
-    part = append_part(folder, new, Manifest(target, licence, provenance or provenance_of(rows)))
+    part = append_part(folder, new, Manifest(target, licence, provenance))
     return ExportReport(folder, part, len(new), len(rows) - len(new))
 
 
 def append_part(folder: Path, rows: Sequence[Measurement], terms: Manifest) -> Path:
-    """The part that now holds `rows` in a shard folder. `terms`: what a new folder's manifest says.
+    """The part that now holds `rows` in a shard folder.
 
+    terms: the folder's target; the rows' licence and provenance, "" being what the folder says, or what is usual
     Raises DataError when the folder's rows are under another licence: then nothing was written.
     """
-    old = read_manifest(folder) if (folder / MANIFEST).exists() else replace(terms, parts=(), cards=())
-    if old.licence != terms.licence:
+    usual = replace(
+        terms,
+        licence=terms.licence or LICENCE,
+        provenance=terms.provenance or provenance_of(rows),
+        parts=(),
+    )
+    old = read_manifest(folder) if (folder / MANIFEST).exists() else usual
+    if terms.licence not in ("", old.licence):
         raise DataError(other_licence(folder, old.licence, terms.licence))
     provenance = old.provenance if terms.provenance in old.provenance else f"{old.provenance}; {terms.provenance}"
     cards = count_cards([*rows_in(folder), *rows])

@@ -22,7 +22,7 @@ from pathlib import Path
 from emmy import __version__
 from emmy.codegen.files import locked
 from emmy.costmodel.dataset import DATABASE, Dataset
-from emmy.costmodel.exchange import LICENCE, append_part, provenance_of, rows_in
+from emmy.costmodel.exchange import append_part, rows_in
 from emmy.costmodel.place import NotThere, Place
 from emmy.costmodel.shards import (
     MANIFEST,
@@ -72,7 +72,7 @@ def push(
     place: Place,
     *,
     target: str | None = None,
-    licence: str = LICENCE,
+    licence: str = "",
     provenance: str = "",
     on_progress: Progress = lambda what, done, of: None,
 ) -> PushReport:
@@ -85,6 +85,8 @@ def push(
     if why := names_machine(provenance):
         raise UsageError(f"the provenance {provenance!r} would name this machine: {why}. Say it in other words")
     with locked(dataset.home / OUTBOX / ".lock"):
+        for folder in _folders(dataset):
+            _must_be_sound(folder)
         held_back = _fill_outbox(dataset, target, licence, provenance)
         folders = [f for f in _folders(dataset) if target in (None, read_manifest(f).target)]
     if not folders:
@@ -139,6 +141,14 @@ def _folders(dataset: Dataset) -> list[Path]:
     return [m.parent for root in roots for m in sorted(root.glob(f"*/{MANIFEST}"))]
 
 
+def _must_be_sound(folder: Path) -> None:
+    if faults := verify(folder):
+        raise DataError(
+            f"{folder}: nothing is pushed, it is damaged: {faults[0].file.name}: {faults[0].reason}. "
+            "Restore it, or move it away: rows that are in the database are sent all the same."
+        )
+
+
 def _fill_outbox(dataset: Dataset, target: str | None, licence: str, provenance: str) -> dict[str, int]:
     """Rows held back by reason; all others that were measured here and lie in no shard folder are in the outbox now."""
     lying = {row.id for folder in _folders(dataset) for row in rows_in(folder)}
@@ -152,7 +162,7 @@ def _fill_outbox(dataset: Dataset, target: str | None, licence: str, provenance:
         else:
             new.setdefault(row.device.target, []).append(row)
     for name, rows in new.items():
-        append_part(dataset.home / OUTBOX / name, rows, Manifest(name, licence, provenance or provenance_of(rows)))
+        append_part(dataset.home / OUTBOX / name, rows, Manifest(name, licence, provenance))
     return dict(held_back)
 
 
@@ -168,11 +178,6 @@ def _measured_here(dataset: Dataset, target: str | None) -> Sequence[Measurement
 
 # ---------------------------------------------------------------- how it leaves
 def _push_folder(folder: Path, place: Place, report: PushReport) -> PushReport:
-    if faults := verify(folder):
-        raise DataError(
-            f"{folder}: not pushed, it is damaged: {faults[0].file.name}: {faults[0].reason}. "
-            "Restore it, or move it away: rows in the database are sent all the same."
-        )
     own = read_manifest(folder)
     listed = _listed_at(place, own.target)
     parts = [p for p in own.parts if p.sha256 not in listed]
