@@ -241,6 +241,11 @@ TAMPERED: dict[str, Callable[[list[Measurement]], list[Measurement]]] = {
 
 
 # ---------------------------------------------------------------- the story
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def arrive(home: Dataset, rows: list[Measurement], evidence: Evidence, where: Path) -> tuple[Verdict, int]:
     """What is found of rows that a pusher has, and how many of them came in."""
     place = place_at(str(where / "place"))
@@ -286,7 +291,7 @@ def scenario(card: str, donors: Sequence[str], n: int, seeds: int) -> None:
         d = draw(cards, n, seed)
         known = [r for name in donors for r in d.data[name]]
         if seed == 0:
-            print(
+            say(
                 f"\n{card}, of which nothing is known, beside {', '.join(donors)}: {len(d.data[card])} rows of {', '.join(d.held[card])}"
             )
             tampered(card, d, known)
@@ -297,14 +302,14 @@ def scenario(card: str, donors: Sequence[str], n: int, seeds: int) -> None:
             before = {name: fitted(name, known) for name in cards}
             verdict, new = arrive(home, d.data[card], evidence, root)
             if not new:
-                print(f"  seed {seed}: held: {verdict.why}")
+                say(f"  seed {seed}: held: {verdict.why}")
                 continue
             if seed == 0:
-                print(
+                say(
                     f"  as recorded: {new} rows released: "
                     + "; ".join(f"{f.check}: {f.detail}" for f in verdict.findings)
                 )
-                print(f"  {deployed(card, home, root / 'models')}")
+                say(f"  {deployed(card, home, root / 'models')}")
             after = {name: fitted(name, home.rows()) for name in cards}
         for name in cards:
             old, now = regrets(before[name], d.held[name]), regrets(after[name], d.held[name])
@@ -313,7 +318,7 @@ def scenario(card: str, donors: Sequence[str], n: int, seeds: int) -> None:
     for (kernel, name), pairs in regret.items():
         old_mean, now_mean = np.mean(pairs, axis=0)
         whole = np.array([r.time_us for r in rows_of(name)[kernel]], dtype=np.float64)
-        print(
+        say(
             f"  {kernel}.{name}: top-10 regret on the rest of its space, mean of {len(pairs)} draws: "
             f"before {old_mean:.1%}, after {now_mean:.1%}; at random {random_score(whole).top10:.1%}"
         )
@@ -328,7 +333,7 @@ def tampered(card: str, d: Draw, known: Sequence[Measurement]) -> None:
             evidence = evidence or evidence_of(home, card)
             verdict, new = arrive(home, tamper(d.data[card]), evidence, Path(folder))
             assert len(home.rows()) == len(known) + new
-        print(f"  {what}: {f'RELEASED, {new} rows' if new else f'held: {verdict.why}'}")
+        say(f"  {what}: {f'RELEASED, {new} rows' if new else f'held: {verdict.why}'}")
 
 
 def deployed(card: str, home: Dataset, models: Path) -> str:

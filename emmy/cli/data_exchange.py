@@ -127,27 +127,29 @@ def _judge(arrivals: Sequence[Arrival], args: Namespace, dataset: Dataset, scree
     with Bar(screen) as bar:
         reviewed = review(dataset, arrivals, on_progress=bar)
     for r in reviewed:
-        record = {"set": r.arrival.name, "source": r.arrival.standing.source, "calibrated": r.verdict.passed}
-        if r.release:
-            screen.show(
-                f"{r.arrival.name}: calibrated; {counted(r.release.new, 'row')} taken in, {r.release.known} were known"
-            )
-        else:
-            screen.show(f"{r.arrival.name}: {counted(r.arrival.n_rows, 'row')} stay in quarantine: {r.verdict.why}")
-        screen.record(
-            "calibration", {**record, "rows": r.release.new if r.release else 0, "findings": r.verdict.findings}
-        )
+        show_reviewed(r, screen)
     _train(reviewed, args, dataset, screen)
+
+
+def show_reviewed(r: Reviewed, screen: Screen) -> None:
+    """What was found of a set of rows, and what came in of it."""
+    if r.release:
+        came_in = f"calibrated; {counted(r.release.new, 'row')} taken in, {r.release.known} were known"
+        screen.show(f"{r.arrival.name}: {came_in}")
+    else:
+        screen.show(f"{r.arrival.name}: {counted(r.arrival.n_rows, 'row')} stay in quarantine: {r.verdict.why}")
+    record = {"set": r.arrival.name, "source": r.arrival.standing.source, "calibrated": r.verdict.passed}
+    screen.record("calibration", {**record, "rows": r.release.new if r.release else 0, "findings": r.verdict.findings})
 
 
 def _train(reviewed: Sequence[Reviewed], args: Namespace, dataset: Dataset, screen: Screen) -> None:
     from emmy.cli.train import show_trained
-    from emmy.costmodel.review import train_after
+    from emmy.costmodel.upkeep import train_after
 
     if args.no_train:
         return
     with Bar(screen) as bar:
-        for report in train_after(dataset, reviewed, on_progress=bar):
+        for report in train_after(dataset.home, reviewed, on_progress=bar):
             show_trained(report, False, screen)
 
 

@@ -85,6 +85,7 @@ def show_trained(r: TrainReport, force: bool, screen: Screen) -> None:
 
 def _watch(args: Namespace, screen: Screen) -> int:
     from emmy import config
+    from emmy.cli.data_exchange import show_reviewed
     from emmy.costmodel.upkeep import Watch
 
     home = args.home or config.home()
@@ -97,7 +98,10 @@ def _watch(args: Namespace, screen: Screen) -> int:
     screen.say(f"watching {home} for new rows; Ctrl-C ends it")
     try:
         with Bar(screen) as bar:
-            for report in Watch(home, args.gpu, args.every, args.models, on_progress=bar).reports(rest):
+            watch = Watch(
+                home, args.gpu, args.every, args.models, on_progress=bar, on_reviewed=lambda r: show_reviewed(r, screen)
+            )
+            for report in watch.reports(rest):
                 show_trained(report, False, screen)
                 trained += report.trained is not None
     except KeyboardInterrupt:

@@ -1,14 +1,13 @@
-"""Rows in quarantine held against what is known here now: those that are calibrated come in, and models are trained on them.
+"""Rows in quarantine held against what is known here now: those that are calibrated come in. Trains nothing.
 
-What is known grows, so a set that is held today may come in tomorrow: it is looked at again whenever that changed.
+What is known grows, so a set that is held today may come in tomorrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +20,7 @@ from emmy.costmodel.model import CostModel
 from emmy.costmodel.quarantine import Arrival, Quarantine, Release
 from emmy.costmodel.registry import find, model_roots
 from emmy.costmodel.replayed import Outcome, Replays, SourceDigest, generated_digest, outcome_of
-from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.shards import MANIFEST, read_manifest
-from emmy.costmodel.upkeep import Watch
 from emmy.errors import DataError, NoSuchDevice, StaleModel
 from emmy.ir.target import Target, load_target, target_names
 from emmy.records import Measurement
@@ -87,20 +84,6 @@ def judge_arrival(
         return calibrate(rows, _evidence(dataset, target, replays, source_digest, len(rows), on_progress))
     finally:
         replays.save()  # the training that follows replays the same rows
-
-
-def train_after(
-    dataset: Dataset,
-    reviewed: Sequence[Reviewed],
-    *,
-    models: Path | None = None,
-    source_digest: SourceDigest = generated_digest,
-    on_progress: Progress = _quiet,
-) -> Iterator[TrainReport]:
-    """Trains the model of each card that got enough new rows; a model is deployed when held-out problems speak for it."""
-    for name in dict.fromkeys(r.arrival.manifest.target for r in reviewed if r.release and r.release.new):
-        watch = Watch(dataset.home, name, models=models, source_digest=source_digest, on_progress=on_progress)
-        yield from watch.look()
 
 
 def _licence_fault(dataset: Dataset, arrival: Arrival) -> str:

@@ -20,8 +20,9 @@ from emmy.costmodel.quarantine import Quarantine
 from emmy.costmodel.registry import ModelStore
 from emmy.costmodel.replayed import SourceDigest
 from emmy.costmodel.retrain import train_costmodel, usable_rows
-from emmy.costmodel.review import judge_arrival, review, train_after
+from emmy.costmodel.review import Reviewed, judge_arrival, review
 from emmy.costmodel.shards import Manifest
+from emmy.costmodel.upkeep import Watch, train_after
 from emmy.errors import DataError, PlanError, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.roofline import roofline_us
@@ -278,16 +279,21 @@ def test_a_card_never_seen_comes_in_is_trained_on_and_a_tampered_set_of_it_waits
     pull(home, Folder(tmp_path / "tampered"))
     (held,) = review(home, source_digest=plan_digest)
     assert held.release is None and "kernels of another card (h200)" in held.verdict.why
-    assert list(train_after(home, [held], source_digest=plan_digest)) == []
+    assert list(train_after(home.home, [held], source_digest=plan_digest)) == []
     (arrival,) = pull(home, Folder(tmp_path / "honest")).arrivals
     (released,) = review(home, [arrival], source_digest=plan_digest)
     assert released.release is not None and released.release.new == len(honest), released.verdict.why
-    (report,) = train_after(home, [released], source_digest=plan_digest)
+    (report,) = train_after(home.home, [released], source_digest=plan_digest)
     assert report.target == "h100" and report.verdict.deploy, report.verdict
     assert report.trained is not None and [d.target for d in report.trained.model.card.donors] == ["h200"]
     after = ModelStore(home.home / "models").deployed("h200")
     assert before is not None and after is not None and before.digest == after.digest
-    assert list(train_after(home, [released], source_digest=plan_digest)) == []  # nothing new since
+    assert list(train_after(home.home, [released], source_digest=plan_digest)) == []  # nothing new since
+    watched: list[Reviewed] = []
+    watch = Watch(home.home, source_digest=plan_digest, on_reviewed=watched.append)
+    assert list(watch.look()) == [] and [r.release for r in watched] == [None]
+    watch._looked = None
+    assert list(watch.look()) == [] and len(watched) == 1  # nothing new to judge it by
     # What came in is known now, by the same card's kernels, and still does not vouch for the tampered set.
     (again,) = review(home, source_digest=plan_digest)
     assert again.release is None and "by same kernels" in again.verdict.why
