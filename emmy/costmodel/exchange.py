@@ -70,7 +70,8 @@ def append_part(folder: Path, rows: Sequence[Measurement], terms: Manifest) -> P
     if terms.licence not in ("", old.licence):
         raise DataError(other_licence(folder, old.licence, terms.licence))
     provenance = old.provenance if terms.provenance in old.provenance else f"{old.provenance}; {terms.provenance}"
-    cards = count_cards([*rows_in(folder), *rows])
+    counted = old.parts == () or old.cards != ()
+    cards = count_cards(rows, old.cards) if counted else count_cards([*rows_in(folder), *rows])
     part = write_part(folder, rows)
     write_manifest(folder, replace(old, provenance=provenance, parts=(*old.parts, part), cards=cards))
     return folder / part.file

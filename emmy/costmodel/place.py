@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0  # without an answer
 _CHUNK = 1 << 20
+_BUCKETS = frozenset(
+    ("s3", "gs", "abfs", "oss", "obs")
+)  # have no folders, and asked for one might make a bucket of that name
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -209,19 +212,27 @@ class Remote:
             self.system.get_file(f"{self.root}/{name}", str(temporary))
 
     def send(self, path: Path, name: str) -> None:
-        with _answers(f"{self.where}/{name}"):
-            self._make_folder(name)
-            with self.system.transaction:
-                self.system.put_file(str(path), f"{self.root}/{name}")
+        with self._writing(name):
+            self.system.put_file(str(path), f"{self.root}/{name}")
 
     def write(self, name: str, data: bytes) -> None:
-        with _answers(f"{self.where}/{name}"):
-            self._make_folder(name)
-            with self.system.transaction:
-                self.system.pipe_file(f"{self.root}/{name}", data)
+        with self._writing(name):
+            self.system.pipe_file(f"{self.root}/{name}", data)
 
-    def _make_folder(self, name: str) -> None:
-        self.system.makedirs(f"{self.root}/{name}".rpartition("/")[0], exist_ok=True)
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Within it a file is written, which is not seen before its end."""
+        kinds = self.system.protocol
+        try:
+            with _answers(f"{self.where}/{name}"):
+                if _BUCKETS.isdisjoint((kinds,) if isinstance(kinds, str) else kinds):
+                    self.system.makedirs(f"{self.root}/{name}".rpartition("/")[0], exist_ok=True)
+                with self.system.transaction:
+                    yield
+        except NotThere:
+            raise DataError(
+                f"{self.where}: there is no such bucket, and none is made. Make it, or name another"
+            ) from None
 
 
 def _through_fsspec(url: str, scheme: str) -> Remote:

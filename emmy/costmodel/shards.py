@@ -180,9 +180,10 @@ def _cards(raw: object, where: str) -> tuple[CardRows, ...]:
     return tuple(out)
 
 
-def count_cards(rows: Sequence[Measurement]) -> tuple[CardRows, ...]:
-    """How many of the rows each device measured."""
-    found = Counter((r.device.product, r.device.uuid_hash) for r in rows)
+def count_cards(rows: Sequence[Measurement], before: Sequence[CardRows] = ()) -> tuple[CardRows, ...]:
+    """How many of the rows each device measured, on top of those counted before."""
+    found = Counter({(c.product, c.uuid_hash): c.rows for c in before})
+    found.update((r.device.product, r.device.uuid_hash) for r in rows)
     return tuple(CardRows(product, uuid_hash, n) for (product, uuid_hash), n in sorted(found.items()))
 
 
