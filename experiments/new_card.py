@@ -1,6 +1,6 @@
 """A data set arrives from a card never seen: pushed, pulled, held, calibrated, released, trained on. And tampered ones, which stay held.
 
-    python experiments/new_card.py [--rows 600] [--draws 5]
+    python experiments/new_card.py [--rows 600] [--draws 10] [--card a4000]
 
 Recorded spaces stand in for cards: their kernels are other people's, described by their own parameters instead of Emmy's features,
 their times are real. A pusher has drawn `--rows` configurations of each kernel at random on the new card; the home that pulls
@@ -351,9 +351,10 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, default=600, help="configurations of each kernel that a card's data set has"
     )
-    parser.add_argument("--draws", type=int, default=5, help="of the data sets; regrets are means over them")
+    parser.add_argument("--draws", type=int, default=10, help="of the data sets; regrets are means over them")
+    parser.add_argument("--card", choices=[card for card, _ in SCENARIOS], help="only this one as the new card")
     args = parser.parse_args()
-    for card, donors in SCENARIOS:
+    for card, donors in (s for s in SCENARIOS if args.card in (None, s[0])):
         scenario(card, donors, args.rows, args.draws)
     return 0
 

@@ -55,7 +55,7 @@ LIMITS: Mapping[Relation, Limits] = {
     "same kernels": Limits(20, 1.2, 1.35, 1.5, 0.7),
     "a model of the card": Limits(50, 1.25, 1.6, 3.0, 0.5),
     "kernels of another card": Limits(50, 3.0, 4.0, 5.0, 0.6),
-    "a model of another card": Limits(50, 3.0, 4.0, 5.0, 0.5),
+    "a model of another card": Limits(50, 3.0, 4.0, 8.0, 0.5),
 }
 ITS_OWN: tuple[Relation, ...] = ("same kernels", "a model of the card")
 
