@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from emmy.cli import data_exchange
 from emmy.cli.verb import Verb, add_home, add_tasks, folder
 from emmy.report import Screen, counted, record_of, table
 
@@ -37,9 +38,6 @@ def configure(parser: ArgumentParser) -> None:
     )
     sub.add_argument("--full", action="store_true", help="list the best of every op, and what became of the other rows")
     task("query", _query, "answer SQL over measurement, ok, best and stored").add_argument("sql", help="one statement")
-    sub = task("import", _import, "take in shard folders that others exported")
-    sub.add_argument("folder", type=folder, help="a shard folder, or a folder of them")
-    sub.add_argument("--own", action="store_true", help="the rows are mine, from another machine: they stay `measured`")
     sub = task("export", _export, "write the rows measured here as a shard folder")
     gpu(sub, required=True)
     sub.add_argument(
@@ -53,6 +51,7 @@ def configure(parser: ArgumentParser) -> None:
     )
     gpu(task("doctor", _doctor, "list rows that should not be believed, each with the reason"))
     task("rebuild", _rebuild, "make the database anew from the journals, keeping the old one")
+    data_exchange.configure(task, gpu)
     sub = task("ingest", _ingest, "take finished journals into the database")
     sub.add_argument("--dead", action="store_true", help="also those of runs that were killed and will not be resumed")
 
@@ -92,6 +91,7 @@ def _stats(args: Namespace, dataset: Dataset, screen: Screen) -> int:
     if args.full or screen.json:
         screen.rows("group", map(record_of, stats.groups))
         screen.show("")
+    data_exchange.say_held(dataset, screen)
     if args.ops is None:
         screen.rows("kind", map(record_of, stats.kinds))
     if args.full or args.ops is not None or screen.json:
@@ -132,15 +132,6 @@ def _query(args: Namespace, dataset: Dataset, screen: Screen) -> int:
     screen.show(table(answer.columns, answer.rows))
     for row in answer.rows:
         screen.record("row", {"cells": dict(zip(answer.columns, row, strict=True))})
-    return 0
-
-
-def _import(args: Namespace, dataset: Dataset, screen: Screen) -> int:
-    from emmy.costmodel.exchange import import_shards
-
-    report = import_shards(args.folder, dataset, own=args.own)
-    screen.show(f"{report.rows} rows taken in from {len(report.folders)} folders; {report.already} were known")
-    screen.record("import", report)
     return 0
 
 
@@ -212,7 +203,7 @@ def _damaged(damaged: tuple[str, ...], screen: Screen) -> int:
 EXAMPLES = {
     "stats": "data stats --gpu h200 --ops rms_norm",
     "query": 'data query "SELECT op, min(time_us) FROM ok GROUP BY op"',
-    "import": "data import ~/downloads/h200",
+    **data_exchange.EXAMPLES,
     "export": "data export --gpu cpu --out datasets/",
     "verify": "data verify datasets/cpu",
     "doctor": "data doctor",

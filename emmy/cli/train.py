@@ -67,11 +67,11 @@ def run(args: Namespace, screen: Screen) -> int:
     with Bar(screen) as bar:
         reports = api.train_costmodel(args.gpu, models=args.models, force=args.force, home=args.home, on_progress=bar)
     for r in reports:
-        _show(r, args.force, screen)
+        show_trained(r, args.force, screen)
     return int(all(r.trained is None for r in reports))
 
 
-def _show(r: TrainReport, force: bool, screen: Screen) -> None:
+def show_trained(r: TrainReport, force: bool, screen: Screen) -> None:
     dropped = "".join(f"; {n} rows left out: {why}" for why, n in r.dropped.items())
     screen.show(f"{r.target}: {r.samples} samples of {r.rows} rows in {r.seconds:.1f} s{dropped}")
     for d in r.trained.model.card.donors if r.trained else ():
@@ -85,6 +85,7 @@ def _show(r: TrainReport, force: bool, screen: Screen) -> None:
 
 def _watch(args: Namespace, screen: Screen) -> int:
     from emmy import config
+    from emmy.cli.data_exchange import show_reviewed
     from emmy.costmodel.upkeep import Watch
 
     home = args.home or config.home()
@@ -97,8 +98,11 @@ def _watch(args: Namespace, screen: Screen) -> int:
     screen.say(f"watching {home} for new rows; Ctrl-C ends it")
     try:
         with Bar(screen) as bar:
-            for report in Watch(home, args.gpu, args.every, args.models, on_progress=bar).reports(rest):
-                _show(report, False, screen)
+            watch = Watch(
+                home, args.gpu, args.every, args.models, on_progress=bar, on_reviewed=lambda r: show_reviewed(r, screen)
+            )
+            for report in watch.reports(rest):
+                show_trained(report, False, screen)
                 trained += report.trained is not None
     except KeyboardInterrupt:
         screen.say(

@@ -5,15 +5,20 @@
 
 Parts are written once and never changed; new rows make a new part. Only parts that the manifest lists are read, so a
 part left behind by an export that died is never half trusted. Parquet is read and written by DuckDB.
+
+A folder that many push into has a manifest a push instead, `manifest-<first 16 digits of its SHA-256>.json`: no two
+pushers write one file, and a manifest that changed is no longer what its name says.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +34,11 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _PART = re.compile(r"part-[0-9a-f]{16}\.parquet")
+_MANIFEST = re.compile(r"manifest(-(?P<digest>[0-9a-f]{16}))?\.json")
 # A part is written once and lies in every checkout: rows of one schedule side by side, compressed for long (a third smaller).
 _LEVEL, _ROWS = 19, 200_000
 _TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*( (AND|OR|WITH) [A-Za-z0-9][A-Za-z0-9.+-]*)*")  # as SPDX writes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +52,24 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class CardRows:
+    """How many rows of a manifest's parts one device measured."""
+
+    product: str
+    uuid_hash: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a shard folder holds, and under which terms."""
 
     target: str
-    licence: str
+    licence: str  # an SPDX expression
     provenance: str  # who measured it, on what
     parts: tuple[Part, ...] = ()
+    emmy_version: str = ""  # of the Emmy that wrote it; in those without, no cards are counted either
+    cards: tuple[CardRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,50 +94,118 @@ def shard_folders(roots: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def shard_folders_at(path: Path) -> tuple[Path, ...]:
-    """`path` itself when it is a shard folder, else those directly below it."""
-    return (path.resolve(),) if (path / MANIFEST).exists() else shard_folders((path,))
+    """`path` itself when it is a shard folder, also one that many push into; else those directly below it."""
+    if manifest_files(path):
+        return (path.resolve(),)
+    below = sorted(path.iterdir()) if path.is_dir() else []
+    return tuple(p.resolve() for p in below if p.is_dir() and manifest_files(p))
+
+
+def manifest_files(folder: Path) -> tuple[Path, ...]:
+    """The manifests in a folder: one, or one a push."""
+    return tuple(sorted(p for p in folder.glob("manifest*.json") if is_manifest_name(p.name)))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a shard folder. Raises DataError when it is not one, or names files outside the folder."""
-    path = folder / MANIFEST
+    return read_manifest_file(folder / MANIFEST)
+
+
+def read_manifest_file(path: Path) -> Manifest:
+    """The manifest in a file. Raises DataError when it is not one."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
+        data = path.read_bytes()
+    except OSError as e:
         raise DataError(f"{path}: not a readable manifest: {e}") from None
-    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
-        got = raw.get("schema_version") if isinstance(raw, dict) else type(raw).__name__
+    return parse_manifest(data, str(path))
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """The manifest that `where` holds as `data`. Raises DataError when it is not one, or not what its name says."""
+    named = _MANIFEST.fullmatch(where.rpartition("/")[2])
+    if named and named["digest"] and named["digest"] != manifest_digest(data):
         raise DataError(
-            f"{path}: schema version {got}, this Emmy reads {SCHEMA_VERSION}. Export again with the Emmy that wrote it."
+            f"{where}: its SHA-256 begins with {manifest_digest(data)}, so it was changed after it was written. "
+            "Ask its owner to push again."
         )
-    names = {f.name for f in fields(Manifest)}
-    if raw.keys() != names | {"schema_version"}:
-        raise DataError(f"{path}: keys {sorted(raw)}, expected {sorted(names | {'schema_version'})}")
-    if not all(isinstance(raw[k], str) for k in ("target", "licence", "provenance")) or not isinstance(
-        raw["parts"], list
-    ):
-        raise DataError(f"{path}: target, licence and provenance must be text, parts a list")
-    parts = tuple(_part(entry, path) for entry in raw["parts"])
-    return Manifest(check_target(raw["target"]), raw["licence"], raw["provenance"], parts)
+    try:
+        raw = json.loads(data.decode())
+    except (ValueError, RecursionError) as e:
+        raise DataError(f"{where}: not a readable manifest: {e}") from None
+    version = raw.get("schema_version") if isinstance(raw, dict) else type(raw).__name__
+    if not isinstance(raw, dict) or version != SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
+        raise DataError(
+            f"{where}: schema version {version}, this Emmy reads {SCHEMA_VERSION}. "
+            + ("It is of a newer Emmy: update this one." if newer else "Export again with the Emmy that wrote it.")
+        )
+    required = {"schema_version", "target", "licence", "provenance", "parts"}
+    if not required <= raw.keys() <= required | {"emmy_version", "cards"}:
+        raise DataError(f"{where}: keys {sorted(raw)}, expected {sorted(required)}, emmy_version and cards")
+    texts = {k: raw.get(k, "") for k in ("target", "licence", "provenance", "emmy_version")}
+    if not all(isinstance(t, str) for t in texts.values()) or not isinstance(raw["parts"], list):
+        raise DataError(f"{where}: target, licence, provenance and emmy_version must be text, parts a list")
+    if not _LICENCE.fullmatch(texts["licence"]):
+        raise DataError(f"{where}: licence {texts['licence']!r} is no SPDX expression such as Apache-2.0")
+    check_target(texts["target"])
+    parts = tuple(_part(entry, where) for entry in raw["parts"])
+    return Manifest(**texts, parts=parts, cards=_cards(raw.get("cards", []), where))
 
 
-def _part(raw: object, path: Path) -> Part:
+def _part(raw: object, where: str) -> Part:
     expected = {"file": str, "sha256": str, "rows": int, "emmy_version": str}
     if (
         not isinstance(raw, dict)
         or raw.keys() != expected.keys()
         or not all(isinstance(raw[k], t) for k, t in expected.items())
     ):
-        raise DataError(f"{path}: a part must have exactly {expected.keys()}, got {raw}")
+        raise DataError(f"{where}: a part must have exactly {', '.join(expected)}, got {raw}")
     if not _PART.fullmatch(raw["file"]):
-        raise DataError(f"{path}: {raw['file']!r} is not named part-<16 hex digits>.parquet")
+        raise DataError(f"{where}: {raw['file']!r} is not named part-<16 hex digits>.parquet")
     return Part(**raw)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replaces the folder's manifest in one step."""
+def _cards(raw: object, where: str) -> tuple[CardRows, ...]:
+    expected = {"product": str, "uuid_hash": str, "rows": int}
+    entries = raw if isinstance(raw, list) else [raw]
+    out = []
+    for e in entries:
+        if (
+            not isinstance(e, dict)
+            or e.keys() != expected.keys()
+            or not all(isinstance(e[k], t) for k, t in expected.items())
+        ):
+            raise DataError(f"{where}: a card must have exactly {', '.join(expected)}, got {e}")
+        out.append(CardRows(**e))
+    return tuple(out)
+
+
+def count_cards(rows: Sequence[Measurement], before: Sequence[CardRows] = ()) -> tuple[CardRows, ...]:
+    """How many of the rows each device measured, on top of those counted before."""
+    found = Counter({(c.product, c.uuid_hash): c.rows for c in before})
+    found.update((r.device.product, r.device.uuid_hash) for r in rows)
+    return tuple(CardRows(product, uuid_hash, n) for (product, uuid_hash), n in sorted(found.items()))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The file's content: the same for the same manifest."""
     record = {"schema_version": SCHEMA_VERSION, **asdict(manifest)}
-    write_atomically(folder / MANIFEST, (json.dumps(record, indent=1) + "\n").encode())
+    return (json.dumps(record, indent=1) + "\n").encode()
+
+
+def manifest_digest(data: bytes) -> str:
+    """What names a manifest among others."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def is_manifest_name(name: str) -> bool:
+    """Whether a file's name is that of a manifest."""
+    return _MANIFEST.fullmatch(name) is not None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replaces the folder's manifest in one step, as of this Emmy."""
+    write_atomically(folder / MANIFEST, manifest_bytes(replace(manifest, emmy_version=__version__)))
 
 
 def write_part(folder: Path, rows: Sequence[Measurement]) -> Part:
@@ -172,23 +258,39 @@ def check_part_columns(con: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def verify(folder: Path) -> tuple[ShardFault, ...]:
-    """Every way in which a shard folder is not what its manifest and the schema say; () = sound."""
-    try:
-        manifest = read_manifest(folder)
-    except DataError as e:
-        return (ShardFault(folder / MANIFEST, str(e)),)
-    listed = {p.file for p in manifest.parts}
-    faults = [
-        ShardFault(p, "the manifest does not list it") for p in sorted(folder.glob("*.parquet")) if p.name not in listed
-    ]
+    """Every way in which a shard folder is not what its manifests and the schema say; () = sound."""
+    files = manifest_files(folder) or (folder / MANIFEST,)
+    faults: list[ShardFault] = []
+    listed: set[str] = set()
+    for file in files:
+        try:
+            manifest = read_manifest_file(file)
+        except DataError as e:
+            faults.append(ShardFault(file, str(e)))
+        else:
+            listed |= {p.file for p in manifest.parts}
+            faults += verify_manifest(folder, manifest, file)
+    if len(faults) == len(files) and not listed:
+        return tuple(faults)  # without a manifest every part is unlisted, which is no news
+    unlisted = (p for p in sorted(folder.glob("part-*.parquet")) if p.name not in listed)
+    return (*(ShardFault(p, "no manifest lists it") for p in unlisted), *faults)
+
+
+def verify_manifest(folder: Path, manifest: Manifest, file: Path) -> tuple[ShardFault, ...]:
+    """The faults of the parts that one manifest lists, and of what it says of them."""
     seen: set[str] = set()
+    cards: Counter[tuple[str, str]] = Counter()
+    faults: list[ShardFault] = []
     for part in manifest.parts:
         path = folder / part.file
-        faults += (ShardFault(path, reason) for reason in _part_faults(path, part, manifest.target, seen))
+        faults += (ShardFault(path, reason) for reason in _part_faults(path, part, manifest.target, seen, cards))
+    said = {(c.product, c.uuid_hash): c.rows for c in manifest.cards}
+    if not faults and manifest.cards and said != dict(cards):
+        faults.append(ShardFault(file, f"its cards are {said}, its parts hold rows of {dict(cards)}"))
     return tuple(faults)
 
 
-def _part_faults(path: Path, part: Part, target: str, seen: set[str]) -> list[str]:
+def _part_faults(path: Path, part: Part, target: str, seen: set[str], cards: Counter[tuple[str, str]]) -> list[str]:
     if not path.is_file():
         return ["listed by the manifest, but missing"]
     if (digest := sha256_of(path)) != part.sha256:
@@ -206,4 +308,5 @@ def _part_faults(path: Path, part: Part, target: str, seen: set[str]) -> list[st
         if not row.id or row.id in seen:
             faults.append(f"row id {row.id!r} is empty or occurs twice")
         seen.add(row.id)
+        cards[row.device.product, row.device.uuid_hash] += 1
     return faults

@@ -101,6 +101,10 @@ class Snapshot:
             self._con, f"SELECT {COLUMN_LIST} FROM measurement {where} ORDER BY time_utc, id", [v for _, v in filters]
         )
 
+    def stored(self, file: str) -> tuple[Measurement, ...]:
+        """Every row of one file, as `stored` names it, oldest first."""
+        return fetch(self._con, f"SELECT {COLUMN_LIST} FROM stored WHERE file = ? ORDER BY time_utc, id", [file])
+
     def best(self, *, op: str | None = None, target: str | None = None) -> tuple[Best, ...]:
         """The fastest schedule per op, device and protocol, over rows that are ok, measured here and not contended."""
         sql = (

@@ -1,4 +1,5 @@
-"""When a model is trained anew by itself: as rows arrive while a command watches, or between the ops of a long tune.
+"""When a model is trained anew by itself: as rows arrive while a command watches, after others' came in, or between the ops of a
+long tune. A watcher also looks again at what is in quarantine, as more becomes known.
 
 What the last training saw is on the card of the newest version, so nothing is lost or done twice when a watcher is killed:
 a training that was cut short left no card, and begins again.
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from emmy.costmodel.dataset import DATABASE, Dataset
+from emmy.costmodel.quarantine import Quarantine
 from emmy.costmodel.registry import ModelStore, TrainingBusy, model_roots
 from emmy.costmodel.replayed import SourceDigest
 from emmy.costmodel.retrain import TrainReport, train_costmodel, usable_rows
+from emmy.costmodel.review import Reviewed, review
 from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.train import MIN_SAMPLES, Progress
 from emmy.errors import DataBusy, EmmyError
@@ -43,7 +46,11 @@ class Watch:
     models: Path | None = None
     source_digest: SourceDigest = generated_digest
     on_progress: Progress = lambda what, done, of: None
+    on_reviewed: Callable[[Reviewed], None] = lambda reviewed: None
     _tried: dict[str, int] = field(default_factory=dict)  # rows at the last attempt, where it left no model
+    _judged_on: dict[str, int] = field(
+        default_factory=dict
+    )  # usable rows there were when a set in quarantine was judged
     _looked: object = None
 
     def reports(self, rest: Callable[[], bool]) -> Iterator[TrainReport]:
@@ -54,17 +61,24 @@ class Watch:
                 return
 
     def look(self) -> Iterator[TrainReport]:
-        """Trains what is due now."""
+        """Lets in and trains what is due now."""
         if _fingerprint(self.home) == self._looked:
             return
         dataset = Dataset.of(self.home)
         try:
             dataset.ingest()
-            stored = usable_rows(dataset)
+            stored = self._let_in(dataset, usable_rows(dataset))
         except DataBusy as e:  # somebody writes: what they write is worth waiting for
             log.info("%s", e)
             return
         self._looked = _fingerprint(self.home)
+        yield from self._train(stored)
+
+    def train_due(self) -> Iterator[TrainReport]:
+        """Trains what is due now, whatever is in quarantine."""
+        yield from self._train(usable_rows(Dataset.of(self.home)))
+
+    def _train(self, stored: Mapping[str, int]) -> Iterator[TrainReport]:
         for name in (n for n, rows in stored.items() if self.is_due(n, rows)):
             try:
                 report = train_costmodel(
@@ -82,6 +96,16 @@ class Watch:
             self._tried[name] = stored[name]
             yield report
 
+    def _let_in(self, dataset: Dataset, stored: dict[str, int]) -> dict[str, int]:
+        """Usable rows by target, once those sets in quarantine are in that more rows than before now speak for."""
+        known = sum(stored.values())
+        held = Quarantine(dataset).arrivals("held")
+        due = [a for a in held if a.name not in self._judged_on or known - self._judged_on[a.name] >= enough(known)]
+        for reviewed in review(dataset, due, source_digest=self.source_digest, on_progress=self.on_progress):
+            self._judged_on[reviewed.arrival.name] = known
+            self.on_reviewed(reviewed)
+        return usable_rows(dataset) if due else stored
+
     def is_due(self, name: str, rows: int) -> bool:
         """Whether `rows` usable rows of the target are enough more than the last training had."""
         if self.gpu is not None and name != self.gpu:
@@ -89,6 +113,19 @@ class Watch:
         card = ModelStore(self.models or model_roots(self.home)[0]).newest(name)
         seen = max((card.rows_stored or card.rows) if card else 0, self._tried.get(name, 0))
         return rows - seen >= (self.every or enough(seen))
+
+
+def train_after(
+    home: Path,
+    reviewed: Sequence[Reviewed],
+    *,
+    models: Path | None = None,
+    source_digest: SourceDigest = generated_digest,
+    on_progress: Progress = lambda what, done, of: None,
+) -> Iterator[TrainReport]:
+    """Trains the model of each card that got enough new rows; a model is deployed when held-out problems speak for it."""
+    for name in dict.fromkeys(r.arrival.manifest.target for r in reviewed if r.release and r.release.new):
+        yield from Watch(home, name, models=models, source_digest=source_digest, on_progress=on_progress).train_due()
 
 
 class _Overspent(Exception):

@@ -53,10 +53,59 @@ def test_rows_travel_from_one_home_to_another(emmy: Emmy, tuned: Path, tmp_path:
     assert "1 shard folders, 0 faults" in emmy("data", "verify", tmp_path / "out").err
     assert emmy("data", "verify", tmp_path / "nothing").code == 1
     other = tmp_path / "other"
-    assert f"{N_ROWS} rows taken in" in emmy("data", "import", tmp_path / "out", "--home", other).out
+    said = emmy("data", "import", tmp_path / "out", "--home", other)
+    assert (
+        f"{N_ROWS} rows came from" in said.out and f"{N_ROWS} rows stay in quarantine: target: rows of fake" in said.out
+    )
+    assert f"{N_ROWS} more rows wait in quarantine, in 1 set" in emmy("data", "stats", "--home", other).err
+    assert emmy("data", "stats", "--home", other, "--json").of("group") == []
+    (held,) = emmy("data", "quarantine", "--home", other, "--json").of("held")
+    released = emmy("data", "quarantine", "release", held["set"], "--home", other, "--no-train")
+    assert f"{N_ROWS} rows taken in, 0 were known" in released.out
     (group,) = emmy("data", "stats", "--home", other, "--json").of("group")
     assert "no best is listed" in emmy("data", "stats", "--home", other).err
     assert (group["origin"], group["rows"]) == ("imported", N_ROWS)
+
+
+def test_rows_of_ones_own_come_in_as_measured_by_way_of_a_place(emmy: Emmy, tuned: Path, tmp_path: Path) -> None:
+    place, other = tmp_path / "place", tmp_path / "other"
+    (pushed,) = emmy("data", "push", place, "--json").of("push")
+    assert (pushed["rows"], pushed["sent"], pushed["held_back"]) == (N_ROWS, 1, {})
+    assert "0 rows sent" in emmy("data", "push", place).out
+    assert emmy("data", "verify", place).code == 0
+    assert (
+        f"{N_ROWS} rows taken in as measured; 0 were known" in emmy("data", "pull", place, "--own", "--home", other).out
+    )
+    (group,) = emmy("data", "stats", "--home", other, "--json").of("group")
+    assert (group["origin"], group["rows"]) == ("measured", N_ROWS)
+    assert "1 manifest brought nothing new" in emmy("data", "pull", place, "--home", other).out
+
+
+def test_a_set_in_quarantine_is_checked_again_and_dropped_on_request(emmy: Emmy, tuned: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    emmy("data", "push", tmp_path / "place")
+    (judged,) = emmy("data", "pull", tmp_path / "place", "--home", other, "--json").of("calibration")
+    assert (judged["calibrated"], judged["rows"]) == (False, 0)
+    assert "target: rows of fake" in emmy("data", "quarantine", "check", "--home", other).out
+    assert emmy("data", "quarantine", "release", "--home", other).code == 2
+    assert (
+        "no set of rows in quarantine begins with 'x'" in emmy("data", "quarantine", "drop", "x", "--home", other).err
+    )
+    assert "dropped; a pull will not bring it again" in emmy("data", "quarantine", "drop", "cpu", "--home", other).out
+    assert "nothing is in quarantine" in emmy("data", "quarantine", "--home", other).err
+
+
+def test_what_is_damaged_or_not_there_ends_a_pull_with_the_reason(emmy: Emmy, tuned: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    emmy("data", "push", place)
+    (part,) = (place / "cpu").glob("*.parquet")
+    part.write_bytes(part.read_bytes()[:-1])
+    said = emmy("data", "pull", place, "--home", tmp_path / "other")
+    assert said.code == 1 and "not taken: cpu/manifest-" in said.err and "SHA-256 is" in said.err
+    assert emmy("data", "pull", tmp_path / "nothing").code == 2
+    said = emmy("data", "pull", "http://127.0.0.1:9/emmy")
+    assert said.code == 1 and "127.0.0.1:9/emmy/index.json: does not answer" in said.err
+    assert emmy("data", "push", "https://example.org/emmy").code == 2
 
 
 def test_verify_finds_a_shard_that_was_tampered_with(emmy: Emmy, tuned: Path, tmp_path: Path) -> None:
