@@ -258,10 +258,6 @@ class Plan:
         return self.program.syms
 
     @cached_property
-    def _launch(self) -> dict[str, Launch]:
-        return {x.name: x for x in self.launches}
-
-    @cached_property
     def _hash(self) -> int:
         return hash((self.program, self.launches, self.workspaces))
 
@@ -274,12 +270,13 @@ class Plan:
         return repr((self.program.stages, self.launches, self.workspaces))
 
     def has_launch(self, name: str) -> bool:
-        return name in self._launch
+        return any(x.name == name for x in self.launches)
 
     def launch(self, name: str) -> Launch:
-        if name not in self._launch:
-            raise PlanError(f"launch {name} does not exist; the plan has {', '.join(self._launch)}")
-        return self._launch[name]
+        for x in self.launches:
+            if x.name == name:
+                return x
+        raise PlanError(f"launch {name} does not exist; the plan has {', '.join(x.name for x in self.launches)}")
 
     def workspace(self, value: str) -> Workspace | None:
         return next((w for w in self.workspaces if w.value == value), None)

@@ -169,9 +169,13 @@ class ScheduleSpace:
         return self._plans[moves]
 
     def _sites(self, filled: tuple[Move, ...]) -> tuple[Site, ...]:
-        """Every site on the plan that `filled` makes."""
+        """Every site on the plan that `filled` makes, of moves that may still follow."""
         if filled not in self._sites_of:
-            every = [s for cls in MOVES.values() if cls.searched for s in cls.sites(self._plan(filled), self.target)]
+            least = (
+                filled[-1].phase if filled and not self.sums else 0
+            )  # where sums are asked for, sites of any phase tell what lacks
+            kinds = [cls for cls in MOVES.values() if cls.searched and (cls.first or cls.phase >= least)]
+            every = [s for cls in kinds for s in cls.sites(self._plan(filled), self.target)]
             found = [s for s in every if self._keeps(s.move)]
             if self.sums and _mandatory(every) and not _mandatory(found):
                 self._lacking.add(filled)
