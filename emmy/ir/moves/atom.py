@@ -139,7 +139,7 @@ class BindAtom(Move):
         if target.is_cpu:
             return Site(move, tuple((x, d) for x, d in domains if x in names))
         fills = (dict(zip(names, values, strict=True)) for values in product(*(dict(domains)[x] for x in names)))
-        legal = [fill for fill in fills if replace(move, **fill)._refuse_numbers(plan, target, la, w, s, kind) is None]
+        legal = [x for x in fills if replace(move, **x)._refuse_numbers(plan, target, la, w, s, kind) is None]  # type: ignore[arg-type]
         if not legal:
             return None
         return Site(
