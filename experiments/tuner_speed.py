@@ -1,10 +1,12 @@
 """What the tuner itself costs, in processor time of this process, so that a busy machine counts less. Measures no kernel.
 
-    python experiments/tuner_speed.py [--op OP] [--target h200] [--trials 96] [--rows 200000]
+    python experiments/tuner_speed.py [--ops OP ...] [--target h200] [--trials 96] [--rows 200000]
 
-Scored: features and a model's prediction, of schedules that are known as text. Drawn: random schedules, legality included.
-Searched: proposals of each strategy against made-up times, by batches of eight, with the deployed model and without. Trained:
-one fit of all members on so many made-up rows of as many features, 100 a problem.
+Of each op: drawn: random schedules, legality included. Scored: features and a model's prediction, of schedules that are known as
+text. Searched: proposals of each strategy against made-up times, by batches of eight, with the deployed model and without; what of
+it goes to walks down the tree, to features, to the model's predictions, and to what is left: the strategy's own belief. Trained:
+one fit of all members on so many made-up rows of as many features, 100 a problem. Compare figures of one run of each Emmy, side
+by side on one machine.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +35,14 @@ from emmy.search.space import Point, Trial
 from emmy.search.strategy import Ranker
 
 BATCH = 8
+OPS = (
+    "matmul:512x4096x3840:f16:nk",
+    "matmul:32x3840x4096:f16:nk,bias,gelu_tanh,residual",
+    "geglu_linear:2048x3840x15360:f16:nk",
+    "norm_linear:2048x30720x3840:f16:nk",
+    "attention:16x2048x2048x256:f16:causal",
+    "rms_norm:2048x3840:f16",
+)
 
 
 def timed(what: Callable[[], object]) -> float:
@@ -50,10 +61,44 @@ def drawn(space: ScheduleSpace, n: int) -> list[Point]:
     return [space.sample(rng) for _ in range(n)]
 
 
-def searched(space: ScheduleSpace, name: str, model: Ranker | None, trials: int) -> float:
-    """Seconds a trial."""
-    measurer, spent_s, done = FakeMeasurer(space.target.name), 0.0, 0
-    strategy = make_strategy(name, space, model=model)
+class Phases:
+    """Seconds that go to some functions, the outermost of them where one calls another."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = {}
+        self._is_inside = False
+
+    def of(self, phase: str, what: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any) -> Any:
+            if self._is_inside:
+                return what(*args)
+            self._is_inside, begin_s = True, time.process_time()
+            try:
+                return what(*args)
+            finally:
+                self._is_inside = False
+                self.spent_s[phase] = self.spent_s.get(phase, 0.0) + time.process_time() - begin_s
+
+        return told
+
+
+class Told:
+    """A model whose predictions are timed."""
+
+    def __init__(self, model: Ranker, phases: Phases) -> None:
+        self.predict = phases.of("model", model.predict)
+
+
+def searched(space: ScheduleSpace, name: str, model: Ranker | None, trials: int) -> dict[str, float]:
+    """Seconds a trial by phase, all of them together, and once at the beginning."""
+    measurer, phases, done = FakeMeasurer(space.target.name), Phases(), 0
+    for way in ("sample", "child"):
+        setattr(space, way, phases.of("walks", getattr(space, way)))
+    space.features = phases.of("features", space.features)  # type: ignore[method-assign]
+    begin_s = time.process_time()
+    strategy = make_strategy(name, space, model=model and Told(model, phases))
+    first_s, spent_s = time.process_time() - begin_s, 0.0
+    phases.spent_s.clear()
     while done < trials:
         begin_s = time.process_time()
         points = strategy.ask(BATCH)
@@ -64,7 +109,9 @@ def searched(space: ScheduleSpace, name: str, model: Ranker | None, trials: int)
         told = [Trial(p, row.time_us) for p, row in zip(points, rows, strict=True)]
         spent_s += timed(lambda told=told: strategy.tell(told))  # type: ignore[misc]
         done += len(points)
-    return spent_s / max(done, 1)
+    parts = {phase: s / max(done, 1) for phase, s in phases.spent_s.items()}
+    each = spent_s / max(done, 1)
+    return {"all": each, **parts, "belief": each - sum(parts.values()), "once": first_s}
 
 
 def made_up(n: int) -> Samples:
@@ -89,39 +136,46 @@ def made_up(n: int) -> Samples:
     )
 
 
+def of_op(op: str, target: str, args: argparse.Namespace) -> None:
+    model = find(target, model_roots(config.home()))
+    space = ScheduleSpace(parse_op(op), load_target(target))
+    points: list[Point] = []
+    drawn_s = timed(lambda: points.extend(drawn(space, args.points)))
+    say(f"{op}\n  drawn: {1e3 * drawn_s / len(points):.2f} ms a schedule")
+    part, rest = points[: args.points // 3], points[args.points // 3 :]
+    space.features(part)
+    each = timed(lambda: space.features(rest)) / len(rest)
+    if model is not None:
+        x = space.features(rest)
+        model.predict(x)
+        each += timed(lambda: model.predict(x)) / len(rest)
+    say(f"  scored: {1e3 * each:.2f} ms a schedule, {60 / each:.0f} a minute on one core")
+    for name in args.strategies:
+        for led in (None, model):
+            if led is None or model is not None:
+                found = searched(ScheduleSpace(parse_op(op), space.target), name, led, args.trials)
+                parts = ", ".join(
+                    f"{phase} {1e3 * s:.1f}" for phase, s in found.items() if phase not in ("all", "once")
+                )
+                ms, label = 1e3 * found["all"], f"{name}{'' if led is None else '+model'}"
+                say(f"  searched: {label} {ms:.1f} ms a trial ({parts}), {found['once']:.2f} s to begin")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", default="matmul:512x4096x3840:f16:nk")
+    parser.add_argument("--ops", nargs="*", default=OPS)
     parser.add_argument("--target", default="h200")
     parser.add_argument("--points", type=int, default=600)
     parser.add_argument("--trials", type=int, default=96)
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
     parser.add_argument("--rows", type=int, default=200_000)
     args = parser.parse_args()
-    model = find(args.target, model_roots(config.home()))
-    space = ScheduleSpace(parse_op(args.op), load_target(args.target))
-    points: list[Point] = []
-    drawn_s = timed(lambda: points.extend(drawn(space, args.points)))
-    say(f"drawn: {1e3 * drawn_s / len(points):.2f} ms a schedule")
-    part, rest = points[: args.points // 3], points[args.points // 3 :]
-    space.features(part)
-    features_s = timed(lambda: space.features(rest))
-    each = features_s / len(rest)
-    if model is not None:
-        x = space.features(rest)
-        model.predict(x)
-        each += timed(lambda: model.predict(x)) / len(rest)
-    say(f"scored: {1e3 * each:.2f} ms a schedule, {60 / each:.0f} a minute on one core, twice that on two")
+    for op in args.ops:
+        of_op(op, args.target, args)
     if args.rows:
-        samples = made_up(args.rows)
-        texts = []
+        samples, texts = made_up(args.rows), list[str]()
         fit_s = timed(lambda: texts.extend(fit(samples)))
         say(f"trained: {args.rows} rows, {len(texts)} members, {fit_s:.1f} s")
-    for name in args.strategies:
-        for led in (None, model):
-            if led is None or model is not None:
-                s = searched(ScheduleSpace(parse_op(args.op), space.target), name, led, args.trials)
-                say(f"searched: {name}{'' if led is None else '+model'} {1e3 * s:.1f} ms a trial")
     return 0
 
 

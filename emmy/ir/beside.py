@@ -7,6 +7,7 @@ what is made of both is made while both are in registers. No plan says so: it fo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from emmy.ir.expr import Read, factors
 from emmy.ir.plan import Tile, Work
@@ -26,8 +27,12 @@ def groups(program: Program, works: Iterable[Work]) -> tuple[tuple[Work, ...], .
 
 def beside(program: Program, tile: Tile, stage: str) -> tuple[str, ...]:
     """The stages that the tile folds side by side with `stage`, itself among them; the first stands for all."""
-    found = (tuple(w.stage for w in group) for group in groups(program, tile.works))
-    return next(group for group in found if stage in group)
+    return next(group for group in _together(program, tile.bare) if stage in group)
+
+
+@lru_cache(maxsize=4096)
+def _together(program: Program, works: tuple[Work, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(w.stage for w in group) for group in groups(program, works))
 
 
 def leads(program: Program, tile: Tile, stage: str) -> bool:
@@ -43,6 +48,11 @@ def side_by_side(program: Program, axis: str) -> int:
 
 def operands(program: Program, stages: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(first factors, second factors) of products side by side, each once."""
+    return _operands(program, tuple(stages))
+
+
+@lru_cache(maxsize=4096)
+def _operands(program: Program, stages: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     reads = [[f.value for f in factors(program.stage(s).body) if isinstance(f, Read)] for s in stages]
     return tuple(dict.fromkeys(r[0] for r in reads if r)), tuple(dict.fromkeys(r[1] for r in reads if r[1:]))
 

@@ -6,6 +6,7 @@ Moves refuse by these numbers, code generation is built on them, and the cost mo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from math import gcd, prod
 
@@ -83,8 +84,13 @@ def sharers(plan: Plan, nest: tuple[Loop, ...], stage: Stage) -> int:
 
 def contracted_axes(plan: Plan, tile: Tile) -> frozenset[str]:
     """Axes that some work of the tile folds; not those along which it folds what others of its works make."""
-    stages = (plan.program.stage(w.stage) for w in tile.works if not w.combine)
-    return frozenset(a for s in stages if not folds_results(plan.program, tile.works, s) for a in s.folded)
+    return _contracted_axes(plan.program, tile.bare)
+
+
+@lru_cache(maxsize=4096)
+def _contracted_axes(program: Program, works: tuple[Work, ...]) -> frozenset[str]:
+    stages = (program.stage(w.stage) for w in works if not w.combine)
+    return frozenset(a for s in stages if not folds_results(program, works, s) for a in s.folded)
 
 
 def cluster_size(plan: Plan, nest: tuple[Loop, ...]) -> int:

@@ -7,7 +7,7 @@ the steps and their synchronisation. Plans are made by moves only (`emmy.ir.move
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from emmy.errors import PlanError
@@ -153,8 +153,10 @@ class Order:
     group: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tile:
+    """The works that a block's threads share, and how. Without slots, so that what moves ask again and again is computed once."""
+
     works: tuple[Work, ...]
     nest: tuple[Loop, ...] = ()
     placements: tuple[Placement, ...] = ()
@@ -163,6 +165,20 @@ class Tile:
     order: Order = Order()
     asked: tuple[Asked, ...] = ()
     preloads: tuple[Preloaded, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(
+            (self.works, self.nest, self.placements, self.roles, self.channels, self.order, self.asked, self.preloads)
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def bare(self) -> tuple[Work, ...]:
+        """The works without loops and atoms: all that counts for what follows from their stages alone, which is then told once."""
+        return tuple(Work(w.stage, w.combine) for w in self.works)
 
     def work(self, stage: str) -> Work:
         return next(w for w in self.works if w.stage == stage)
@@ -176,25 +192,25 @@ class Tile:
     @property
     def is_plain(self) -> bool:
         """True until a tile-level move has changed the tile: only its works are said."""
-        return self == Tile(tuple(Work(w.stage, w.combine) for w in self.works))
+        return self == Tile(self.bare)
 
     @property
     def ring_loop(self) -> int | None:
         """The first loop inside a block that refills rings; None without one."""
         return min((c.at for c in self.channels if c.at >= self.n_block_loops), default=None)
 
-    @property
+    @cached_property
     def n_tile_loops(self) -> int:
         """How many leading loops of the nest tell tiles apart: those over blocks, without those inside a cluster."""
         return sum(x.level in BLOCK_LEVELS and x.level != "cluster" for x in self.nest)
 
-    @property
+    @cached_property
     def n_block_loops(self) -> int:
         """How many leading loops of the nest are blocks of the launch."""
         return sum(x.level in BLOCK_LEVELS for x in self.nest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Launch:
     """`early`: it may begin before the launches before it in the stream have ended, of this plan or of others."""
 
@@ -202,6 +218,13 @@ class Launch:
     tile: Tile
     depends_on: tuple[str, ...] = ()
     early: bool = False
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.tile, self.depends_on, self.early))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +258,6 @@ class Plan:
         return self.program.syms
 
     @cached_property
-    def _launch(self) -> dict[str, Launch]:
-        return {x.name: x for x in self.launches}
-
-    @cached_property
     def _hash(self) -> int:
         return hash((self.program, self.launches, self.workspaces))
 
@@ -251,19 +270,23 @@ class Plan:
         return repr((self.program.stages, self.launches, self.workspaces))
 
     def has_launch(self, name: str) -> bool:
-        return name in self._launch
+        return any(x.name == name for x in self.launches)
 
     def launch(self, name: str) -> Launch:
-        if name not in self._launch:
-            raise PlanError(f"launch {name} does not exist; the plan has {', '.join(self._launch)}")
-        return self._launch[name]
+        for x in self.launches:
+            if x.name == name:
+                return x
+        raise PlanError(f"launch {name} does not exist; the plan has {', '.join(x.name for x in self.launches)}")
 
     def workspace(self, value: str) -> Workspace | None:
         return next((w for w in self.workspaces if w.value == value), None)
 
     def size(self, nest: tuple[Loop, ...], axis: str) -> Dim:
         """What is left of `axis` inside `nest`: the last loop's step, else the axis's size."""
-        return next((x.step for x in reversed(nest) if x.axis == axis), self.program.dim(axis))
+        for x in reversed(nest):
+            if x.axis == axis:
+                return x.step
+        return self.program.dim(axis)
 
     def extent(self, nest: tuple[Loop, ...], axis: str) -> int:
         """The largest piece of `axis` inside `nest`, as a number."""
@@ -285,6 +308,11 @@ class Plan:
         """Positions of the workspace's axis that one part covers; a smaller symbol fills fewer parts."""
         tiles = (la.tile for la in self.launches if any(x.stage == w.value and not x.combine for x in la.tile.works))
         return next(x.step for tile in tiles for x in tile.nest if x.axis == w.axis)
+
+    def about(self, launch: Launch) -> Plan:
+        """The plan as a launch of it sees it: of the others, what they make. Plans that differ in nothing else become equal."""
+        bare = (x if x.name == launch.name else Launch(x.name, Tile(x.tile.bare)) for x in self.launches)
+        return self if len(self.launches) == 1 else Plan(self.program, tuple(bare), self.workspaces)
 
     def with_launch(self, launch: Launch) -> Plan:
         """The plan with the launch of that name replaced."""
@@ -351,10 +379,13 @@ def refilled(program: Program, tile: Tile, at: int, works: tuple[Work, ...]) -> 
 
 def folds_results(program: Program, works: tuple[Work, ...], stage: Stage) -> bool:
     """Whether a stage folds elements that other works of the tile make, each once: a statistic of them, such as a sum of squares."""
-    made = {w.stage for w in works} - {stage.out}
-    return bool(stage.reduces) and any(
-        v in made and set(program.value(v).axes) == set(stage.every) for v in stage.reads
-    )
+    return bool(stage.reduces) and _folds_results(program, tuple(w.stage for w in works), stage)
+
+
+@lru_cache(maxsize=4096)
+def _folds_results(program: Program, works: tuple[str, ...], stage: Stage) -> bool:
+    every = set(stage.every)
+    return any(v != stage.out and v in works and set(program.value(v).axes) == every for v in stage.reads)
 
 
 def axes_walked(program: Program, w: Work) -> tuple[str, ...]:
@@ -368,21 +399,40 @@ def refuse_loops(plan: Plan, launch: Launch) -> str | None:
 
     `launch` need not be the plan's own: moves ask before they add a loop.
     """
-    t, p = launch.tile, plan.program
+    works = launch.tile.bare
+    parts = frozenset(x.value for x in plan.workspaces)
+    stored = frozenset(w.stage for w in works if plan.stored(plan.program.stage(w.stage), launch))
+    return _refuse_loops(
+        plan.program, launch.name, works, tuple((x.axis, x.level) for x in launch.tile.nest), parts, stored
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _refuse_loops(
+    p: Program,
+    launch: str,
+    works: tuple[Work, ...],
+    loops: tuple[tuple[str, Level], ...],
+    parts: frozenset[str],
+    stored: frozenset[str],
+) -> str | None:
+    """By all that counts, which is little: no step of a loop, no ring. A search asks it of few nests, again and again.
+
+    parts, stored: stages whose partial states, and whose values, leave the launch
+    """
+    t = Tile(works, tuple(Loop(axis, level, 1) for axis, level in loops))
     folded = {a for w in t.works if not w.combine for a in p.stage(w.stage).folded}
     if reason := _refuse_clusters(t, folded):
         return reason
     for i, x in enumerate(t.nest):
         for w in t.works:
-            s, leaves_state = p.stage(w.stage), plan.workspace(w.stage) is not None and not w.combine
-            leaves = leaves_state or plan.stored(s, launch)
+            s, leaves_state = p.stage(w.stage), w.stage in parts and not w.combine
+            leaves = leaves_state or w.stage in stored
             whole = not leaves_state or folds_results(p, t.works, s)
             if x.level == "cluster" and whole and x.axis in folded and x.axis not in s.every:
                 continue  # its blocks add up their sums, and each finishes other elements
             if leaves and i < t.n_block_loops and x.axis not in axes_walked(p, w):
-                return (
-                    f"{w.stage} leaves {launch.name} and has no axis {x.axis}: every block over {x.axis} would store it"
-                )
+                return f"{w.stage} leaves {launch} and has no axis {x.axis}: every block over {x.axis} would store it"
             if leaves_state and x.axis in s.axes and x.level not in _ALIKE and (c := _lacking(s, x.axis)):
                 return f"the state {c} of {w.stage} has no axis {x.axis}: every piece of {x.axis} would store it"
     return _refuse_walk(p, t.works, t.nest[t.n_block_loops :], frozenset())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from emmy.errors import PlanError, UsageError
 from emmy.ir.dtype import DType
@@ -441,6 +441,7 @@ def same_rows(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     return a[-1:] == b[-1:] and set(a) == set(b) and len(a) == len(b)
 
 
+@lru_cache(maxsize=4096)
 def swapped(stage: Stage) -> bool:
     """Whether a product's first factor has the last of the stage's own axes and its second the one before: W[n,k] * A[m,k]."""
     parts = factors(stage.body)

@@ -9,7 +9,7 @@ has what: `split(m,grid,4)` rows a block, `split(n,warp,1024)` columns a warp, `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd, prod
 
 from emmy.ir.dtype import size_bytes
@@ -159,6 +159,7 @@ def row_tile(plan: Plan, launch: Launch) -> RowTile | None:
     return RowTile(plan, launch, axes) if divided or reads or again else None
 
 
+@lru_cache(maxsize=4096)
 def row_axes(p: Program, stages: tuple[str, ...], combined: tuple[str, ...] = ()) -> tuple[str, ...] | None:
     """The axes of rows that all of these stages make, fold, or have one number of for each row; None where they have not."""
     found = [p.stage(s) for s in stages]

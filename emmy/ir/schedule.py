@@ -28,6 +28,7 @@ def parse_schedule(text: str) -> tuple[Move, ...]:
     return tuple(parse_move(word, i) for i, word in enumerate(text.split()))
 
 
+@lru_cache(maxsize=1 << 15)  # stored schedules, and those of one search, share most of their words
 def parse_move(text: str, index: int = 0) -> Move:
     """The move one word names. Raises UsageError that shows the expected form."""
     hit = _MOVE.fullmatch(text)

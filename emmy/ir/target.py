@@ -69,6 +69,9 @@ class Target:
     vector_bits: int = 0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    def __hash__(self) -> int:  # of a name: whatever is remembered of a plan is looked up by plan and target
+        return hash(self.name)
+
     @property
     def is_cpu(self) -> bool:
         return self.vendor != "NVIDIA"

@@ -55,6 +55,9 @@ class FakeMeasurer(Measurer):
             self.n_measured += 1
             yield self._row(candidate)
 
+    def source_digest(self, candidate: Candidate) -> str:
+        return _hex(f"{candidate.op}\n{candidate.schedule}")
+
     def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
         rows = tuple(self._raced(row) for row in self.stream([Candidate(op, s) for s in schedules]))
         return Heat(rows, tuple(Rivalled(x, x or "fake", "ok", "", self._stock_us(op)) for x in rivals))
@@ -79,7 +82,7 @@ class FakeMeasurer(Measurer):
         return Measurement(
             op=candidate.op,
             schedule=candidate.schedule,
-            source_digest=_hex(f"{candidate.op}\n{candidate.schedule}"),
+            source_digest=self.source_digest(candidate),
             device=self._device,
             status=status,
             samples_us=tuple(time_us * s for s in spread) if status == "ok" else (),

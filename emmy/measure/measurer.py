@@ -9,7 +9,10 @@ from statistics import median
 from types import TracebackType
 from typing import Self
 
+from emmy.codegen.build import source
 from emmy.errors import UsageError
+from emmy.ir.ops import parse_op
+from emmy.ir.target import load_target
 from emmy.records import Candidate, Device, Measurement, Status
 
 
@@ -87,6 +90,10 @@ class Measurer(ABC):
     def measure(self, candidates: Sequence[Candidate], best_us: float | None = None) -> list[Measurement]:
         """All rows of `stream`."""
         return list(self.stream(candidates, best_us))
+
+    def source_digest(self, candidate: Candidate) -> str:
+        """Of the source that it would time today. Raises PlanError or UsageError for a schedule that is refused."""
+        return source(parse_op(candidate.op), candidate.schedule, load_target(self.device.target)).digest
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  # what needs no compiler has nothing to prepare
         """Says what will be measured later, so that it may be compiled by then. Does not wait."""

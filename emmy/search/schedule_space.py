@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, product
 
 import numpy as np
@@ -23,7 +23,7 @@ from emmy.ir.moves.stage import Stage
 from emmy.ir.ops import Op
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.plan import Plan
-from emmy.ir.schedule import format_schedule, parse_schedule, replay
+from emmy.ir.schedule import apply_move, format_schedule, parse_schedule, replay
 from emmy.ir.target import Target
 from emmy.search.plain_cpu import PlainCpu
 from emmy.search.space import Decision, Node, Point, Value
@@ -47,9 +47,15 @@ class TreeNode:
     filled: tuple[Move, ...]
     closed: bool  # no more moves: knobs are being chosen
     knobs: tuple[tuple[str, Value], ...]  # chosen so far, by decision name
-    key: str
     choices: tuple[tuple[str, Value], ...]
     decision: Decision | None
+    # Of a node of the upper tree, which nearly all walks share; what follows a value for which others' numbers are wished is not kept.
+    children: dict[Value, TreeNode] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        skeleton = format_schedule(self.skeleton)
+        return f"{skeleton} | {', '.join(f'{n}={v}' for n, v in self.knobs)}" if self.closed else skeleton
 
 
 class ScheduleSpace:
@@ -60,8 +66,11 @@ class ScheduleSpace:
         self.op, self.target, self.threads, self.program = op, target, threads, op.program()
         self.name = f"{op.key} on {target.name}"
         self._sites_of: dict[tuple[Move, ...], tuple[Site, ...]] = {}
-        self._sites_of_kind: dict[tuple[type[Move], tuple[Move, ...]], tuple[Site, ...]] = {}
+        self._site_of: dict[tuple[Move, tuple[Move, ...]], Site | None] = {}
+        self._plans: dict[tuple[Move, ...], Plan] = {}
         self._domains: tuple[Decision, ...] | None = None
+        self._root: TreeNode | None = None
+        self._n_nodes = 0  # kept below the root
         # Where an instruction is needed, and none keeps sums as is asked for: no end of a skeleton.
         self._lacking: set[tuple[Move, ...]] = set()
         self.sums = sums if op.program().dtype == "f16" and not target.is_cpu else sums and "f32"
@@ -69,21 +78,35 @@ class ScheduleSpace:
             self.sums = "f32"
             self._sites_of.clear()
             self._lacking.clear()
+            self._root = None
 
     # ------------------------------------------------------------ the tree
     def root(self) -> TreeNode:
-        return self._structure((), (), ())
+        if self._root is None or self._n_nodes > _KEPT:
+            self._root, self._n_nodes = self._structure((), (), ()), 0
+        return self._root
 
     def child(self, node: Node, value: Value, like: Mapping[str, int] | None = None) -> TreeNode:
         """like: numbers of the move that is chosen, for which others may be legal behind it than for those of a plain schedule"""
         assert isinstance(node, TreeNode) and node.decision is not None
-        choices = (*node.choices, (node.decision.name, value))
         if node.closed:
-            return self._knob(node.skeleton, node.filled, (*node.knobs, (node.decision.name, value)), choices)
+            chosen = (node.decision.name, value)
+            return self._knob(node.skeleton, node.filled, (*node.knobs, chosen), (*node.choices, chosen))
+        if like:
+            return self._onward(node, value, like)
+        if value not in node.children:
+            node.children[value] = self._onward(node, value, {})
+            self._n_nodes += 1
+        return node.children[value]
+
+    def _onward(self, node: TreeNode, value: Value, like: Mapping[str, int]) -> TreeNode:
+        """The node behind one of the upper tree."""
+        assert node.decision is not None
+        choices = (*node.choices, (node.decision.name, value))
         if value == DONE:
             return self._knob(node.skeleton, (), (), choices)
         site = next(s for s in self._legal(node.skeleton, node.filled) if str(s.move) == value)
-        filled = _first_legal(site, self._plan(node.filled), self.target, like or {})
+        filled = _first_legal(site, self._plan(node.filled), self.target, like)
         return self._structure((*node.skeleton, site.move), (*node.filled, filled), choices)
 
     def point(self, leaf: Node) -> Point:
@@ -98,7 +121,7 @@ class ScheduleSpace:
         if not _mandatory(legal) and filled not in self._lacking:
             values = (*values, DONE)
         decision = Decision(f"move {len(skeleton)}", values, ordered=False)
-        return TreeNode(skeleton, filled, False, (), format_schedule(skeleton), choices, decision)
+        return TreeNode(skeleton, filled, False, (), choices, decision)
 
     def _knob(
         self,
@@ -115,7 +138,7 @@ class ScheduleSpace:
                 name = f"{move}" + (f" {knob}" if len(move.knobs) > 1 else "")
                 if name not in chosen:
                     values = self._knob_values(tuple(done), move, knob, chosen)
-                    return self._at(skeleton, tuple(done), knobs, choices, Decision(name, values))
+                    return TreeNode(skeleton, tuple(done), True, knobs, choices, Decision(name, values))
             done.append(_filled(move, chosen))
         full = tuple(done)
         try:
@@ -123,18 +146,7 @@ class ScheduleSpace:
             dead = complete(plan) is not None or (not self.target.is_cpu and lacks_atom(plan))
         except PlanError:  # the last values made a later move without knobs illegal
             dead = True
-        return self._at(skeleton, full, knobs, choices, Decision("dead end", ()) if dead else None)
-
-    def _at(
-        self,
-        skeleton: tuple[Move, ...],
-        filled: tuple[Move, ...],
-        knobs: tuple[tuple[str, Value], ...],
-        choices: tuple[tuple[str, Value], ...],
-        decision: Decision | None,
-    ) -> TreeNode:
-        key = f"{format_schedule(skeleton)} | {', '.join(f'{n}={v}' for n, v in knobs)}"
-        return TreeNode(skeleton, filled, True, knobs, key, choices, decision)
+        return TreeNode(skeleton, full, True, knobs, choices, Decision("dead end", ()) if dead else None)
 
     def sites(self, node: Node) -> tuple[Site, ...]:
         """What the values of a node's decision are sites of, but for `done`; () where knobs are being chosen."""
@@ -148,12 +160,22 @@ class ScheduleSpace:
 
     # ------------------------------------------------------------ legality
     def _plan(self, moves: tuple[Move, ...]) -> Plan:
-        return replay(self.program, moves, self.target)
+        """What the moves make. A walk asks after each of its moves, and most walks begin alike: plans are kept by all of their moves."""
+        if moves not in self._plans:
+            if len(self._plans) > _KEPT:
+                self._plans.clear()
+            plan = apply_move(self._plan(moves[:-1]), moves[-1], self.target, len(moves) - 1) if moves else None
+            self._plans[moves] = plan or replay(self.program, (), self.target)
+        return self._plans[moves]
 
     def _sites(self, filled: tuple[Move, ...]) -> tuple[Site, ...]:
-        """Every site on the plan that `filled` makes."""
+        """Every site on the plan that `filled` makes, of moves that may still follow."""
         if filled not in self._sites_of:
-            every = [s for cls in MOVES.values() if cls.searched for s in self._listed(cls, filled)]
+            least = (
+                filled[-1].phase if filled and not self.sums else 0
+            )  # where sums are asked for, sites of any phase tell what lacks
+            kinds = [cls for cls in MOVES.values() if cls.searched and (cls.first or cls.phase >= least)]
+            every = [s for cls in kinds for s in cls.sites(self._plan(filled), self.target)]
             found = [s for s in every if self._keeps(s.move)]
             if self.sums and _mandatory(every) and not _mandatory(found):
                 self._lacking.add(filled)
@@ -172,13 +194,14 @@ class ScheduleSpace:
         except PlanError:
             return False
 
-    def _listed(self, cls: type[Move], filled: tuple[Move, ...]) -> tuple[Site, ...]:
-        """The sites of one kind of move on the plan that `filled` makes: all that choosing the knobs of one needs."""
-        if len(self._sites_of_kind) > _KEPT:
-            self._sites_of_kind.clear()
-        if (cls, filled) not in self._sites_of_kind:
-            self._sites_of_kind[cls, filled] = tuple(cls.sites(self._plan(filled), self.target))
-        return self._sites_of_kind[cls, filled]
+    def _site(self, move: Move, filled: tuple[Move, ...]) -> Site | None:
+        """Where the move, its knobs open, stands on the plan that `filled` makes: no more sites are listed than it takes to find it."""
+        if len(self._site_of) > _KEPT:
+            self._site_of.clear()
+        if (move, filled) not in self._site_of:
+            sites = type(move).sites(self._plan(filled), self.target)
+            self._site_of[move, filled] = next((s for s in sites if s.move == move), None)
+        return self._site_of[move, filled]
 
     def _legal(self, skeleton: tuple[Move, ...], filled: tuple[Move, ...]) -> tuple[Site, ...]:
         """Sites a search goes on with: phases ascend, and moves whose order does not matter are sorted."""
@@ -196,13 +219,14 @@ class ScheduleSpace:
     ) -> tuple[Value, ...]:
         """Values of a knob with which the move can still become legal on the plan as filled so far."""
         try:
-            plan = self._plan(done)
+            site, plan = self._site(move, done), self._plan(done)
         except PlanError:
             return ()
-        site = next((s for s in self._listed(type(move), done) if s.move == move), None)
         if site is None:
             return ()
         domains = dict(site.domains)
+        if move.knobs == (knob,):  # a site's values are legal
+            return domains[knob]
         later = move.knobs[move.knobs.index(knob) + 1 :]
         partial = _filled(move, chosen)
 

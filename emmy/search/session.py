@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -12,7 +12,6 @@ from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.model_files import found
 from emmy.costmodel.registry import find, model_roots
-from emmy.costmodel.samples import generated_digest
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
 from emmy.ir.ops import Op
@@ -22,7 +21,7 @@ from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
-from emmy.records import Device, Measurement
+from emmy.records import Candidate, Device, Measurement
 from emmy.search.budget import Budget
 from emmy.search.carry import carried, same_as
 from emmy.search.collect import SHARES
@@ -33,13 +32,16 @@ from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.second_look import SecondLook
 from emmy.search.space import Trial
 from emmy.search.tuner import PASSED_OVER, Plan, Run, Start, Stop, is_complete
-from emmy.winner import find_winner
+from emmy.winner import by_schedule, find_winner
 
 log = logging.getLogger("emmy.search.session")
 
 _NEAREST = 8  # schedules after the winners of other problems, tried first
 _RESPELT = 16  # known schedules, the fastest of those that a search writes otherwise
 _MOST_KNOWN = 2000
+_MOST_CHECKED = (
+    64  # schedules that were timed, the fastest, of which the source is generated: tens of milliseconds each
+)
 _PLAIN = 3.0  # times the roofline that a schedule nobody searched for may take
 
 
@@ -83,7 +85,7 @@ def open_run(
     if path.exists():
         start = Start.from_text(read_journal(path).header.start)
     else:
-        start = replace(_start(request, space, device, home, on_event), done=done)
+        start = replace(_start(request, space, measurer, home, on_event), done=done)
         if request.strategy == COLLECT:
             start = replace(start, elsewhere=_elsewhere(request, space, device, home), shares=SHARES)
     known = _trials(space, start.known)
@@ -148,12 +150,12 @@ def _trials(space: ScheduleSpace, known: Sequence[tuple[str, float | None]]) -> 
     return [Trial(p, t) for k, t in known if (p := found[k]) is not None]
 
 
-def _start(request: Request, space: ScheduleSpace, device: Device, home: Path, on_event: Listener) -> Start:
+def _start(request: Request, space: ScheduleSpace, measurer: Measurer, home: Path, on_event: Listener) -> Start:
     """Earlier trials of this op on this device under this protocol, and the winners of the nearest other problems.
 
     A fresh run knows neither; the stored winner races in it too.
     """
-    dataset = Dataset.of(home)
+    device, dataset = measurer.device, Dataset.of(home)
     dataset.ingest()
     with dataset.snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
@@ -165,9 +167,12 @@ def _start(request: Request, space: ScheduleSpace, device: Device, home: Path, o
     if request.fresh:
         return Start(best=best)
     known: dict[str, float | None] = {}
-    for r in (
-        r for r in here if not _is_cured(r, request)
-    ):  # the least time: what disturbs a measurement makes it slower
+    best_first = by_schedule(here)
+    checked = set(sorted(best_first, key=best_first.__getitem__)[:_MOST_CHECKED])
+    for r in here:
+        if _is_due_again(r, measurer, checked):
+            continue
+        # The least time: what disturbs a measurement makes it slower.
         known[r.schedule] = min((x for x in (known.get(r.schedule), r.time_us) if x is not None), default=None)
     found = list(islice(carried_winners(space, winners), _NEAREST))
     first = tuple(p.key for _, p in found)
@@ -191,14 +196,17 @@ def _elsewhere(request: Request, space: ScheduleSpace, device: Device, home: Pat
     return tuple(dict.fromkeys(p.key for p in points))[:_NEAREST]
 
 
-def _is_cured(row: Measurement, request: Request) -> bool:
-    """Whether a failed schedule deserves another try: it generates another source today, or was not to blame."""
-    if row.status == "ok":
-        return False
+def _is_due_again(row: Measurement, measurer: Measurer, checked: Collection[str]) -> bool:
+    """Whether a schedule deserves another try: it generates another source today, or failed and was not to blame.
+
+    checked: of those that did not fail the ones that are worth the time to generate their source
+    """
     if row.status in ("device_lost", PASSED_OVER):  # it is not known to be guilty, or slow
         return True
+    if row.status == "ok" and row.schedule not in checked:
+        return False
     try:
-        return generated_digest(request.op, row.schedule, request.target) != row.source_digest
+        return measurer.source_digest(Candidate(row.op, row.schedule)) != row.source_digest
     except (PlanError, UsageError):
         return False  # refused still
 

@@ -71,3 +71,15 @@ def test_walks_end_only_where_each_contraction_has_its_atom() -> None:
 def test_an_op_that_a_gpu_has_no_atom_for_is_refused_before_anything_is_generated() -> None:
     with pytest.raises(PlanError, match="none of 500 plain schedules is legal"):
         ScheduleSpace(parse_op("attention:4x64x64x12:f32"), load_target("rtx4090")).default()
+
+
+def test_a_node_reached_by_wished_numbers_is_not_what_a_plain_walk_comes_to() -> None:
+    """Walks share the nodes of the upper tree: those behind others' numbers are none of them."""
+    space = ScheduleSpace(parse_op("matmul:64x96x128:f32"), load_target("cpu-portable"))
+    site = next(s for s in space.sites(space.root()) if dict(s.domains).get("step", ()) and len(s.domains[0][1]) > 1)
+    value, steps = str(site.move), dict(site.domains)["step"]
+    first = {space.child(space.root(), value, {"step": step}).filled for step in steps}
+    plain = space.child(space.root(), value)
+    assert len(first) == len(steps)
+    assert space.child(space.root(), value) is plain
+    assert all(space.child(space.root(), value, {"step": step}) is not plain for step in steps)

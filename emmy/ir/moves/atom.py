@@ -109,10 +109,13 @@ class BindAtom(Move):
                 unit = _unit(la)
                 kinds = (x for x in ATOMS.values() if x.searched and x.direct != staged)
                 kinds = (x for x in kinds if target.is_cpu or (x.unit == unit))
-                found = {x.name: s for x in kinds if (s := cls._site(plan, target, la, w, x, inner))}
-                if found.keys() & {"mma", "wgmma", "wgmma_rs"}:
-                    found.pop("simt", None)  # a matrix instruction does the same many times faster
-                yield from found.values()
+                found = set[str]()
+                for x in sorted(kinds, key=lambda x: x.name == "simt"):
+                    if x.name == "simt" and found & {"mma", "wgmma", "wgmma_rs"}:
+                        continue  # a matrix instruction does the same many times faster
+                    if site := cls._site(plan, target, la, w, x, inner):
+                        found.add(x.name)
+                        yield site
 
     @classmethod
     def _site(cls, plan: Plan, target: Target, la: Launch, w: Work, kind: AtomKind, inner: str | None) -> Site | None:
@@ -136,7 +139,7 @@ class BindAtom(Move):
         if target.is_cpu:
             return Site(move, tuple((x, d) for x, d in domains if x in names))
         fills = (dict(zip(names, values, strict=True)) for values in product(*(dict(domains)[x] for x in names)))
-        legal = [fill for fill in fills if move.fill(fill).refuse(plan, target) is None]
+        legal = [x for x in fills if replace(move, **x)._refuse_numbers(plan, target, la, w, s, kind) is None]  # type: ignore[arg-type]
         if not legal:
             return None
         return Site(
@@ -165,10 +168,14 @@ class BindAtom(Move):
             reason = reason or _refuse_body(kind, x, plan, la) or _refuse_swapped(kind, x, target)
         stage = plan.program.stage(w.stage)
         joined = not target.is_cpu and (bool(self.inner) or feeds_lift(plan, la, stage))
-        reason = reason or self._refuse_rows(plan, la, stage, target)
         if reason is None and joined and kind.name not in LIFT_ATOMS:
             reason = f"{kind.name} leaves sums of {s.out} where no lift can take them; {', '.join(LIFT_ATOMS)} do not"
-        reason = reason or self._refuse_size(target, kind) or self._refuse_agents(plan, target, la, s, kind)
+        return reason or self._refuse_numbers(plan, target, la, w, s, kind)
+
+    def _refuse_numbers(self, plan: Plan, target: Target, la: Launch, w: Work, s: Stage, kind: AtomKind) -> str | None:
+        """Why those who share the work cannot execute the atom in its size, as far as that is chosen."""
+        reason = self._refuse_rows(plan, la, plan.program.stage(w.stage), target) or self._refuse_size(target, kind)
+        reason = reason or self._refuse_agents(plan, target, la, s, kind)
         return reason or self._refuse_shape(plan, target, la, w, s, kind)
 
     def _refuse_rows(self, plan: Plan, la: Launch, stage: Stage, target: Target) -> str | None:

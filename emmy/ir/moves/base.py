@@ -98,6 +98,12 @@ class Move(ABC):
     def __str__(self) -> str:  # written once: searches sort, name and compare moves by their text
         return self._text
 
+    def __init_subclass__(cls) -> None:
+        cls.__hash__ = Move.__hash__  # type: ignore[method-assign]  # else each dataclass has its own, of all fields
+
+    def __hash__(self) -> int:  # of what is written once: plans are looked up by the moves that make them
+        return hash(self._text)
+
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from emmy.ir.dtype import size_bytes
@@ -19,8 +20,8 @@ from emmy.ir.gpu import GROUP, TRANSFER_BYTES, atom_registers, multiple, sides, 
 from emmy.ir.moves import direct_tiles, lifted_tiles
 from emmy.ir.moves.row_loops import missing_row_loop, rows_fit, rows_only
 from emmy.ir.on_the_way import made_here, rides, row_values
-from emmy.ir.plan import Launch, Plan
-from emmy.ir.program import SUM, Stage, swapped, upper
+from emmy.ir.plan import Launch, Plan, Work
+from emmy.ir.program import SUM, Program, Stage, swapped, upper
 from emmy.ir.target import Target
 
 MOST_WARPS = 8
@@ -54,6 +55,7 @@ class Missing:
     fixed: bool = False
 
 
+@lru_cache(maxsize=4096)  # most moves ask first whether loops are due
 def missing_loops(plan: Plan, target: Target) -> tuple[Missing, ...]:
     """Choices of the first loop that some launch lacks; () when every tile is complete or has gone beyond loops.
 
@@ -103,7 +105,12 @@ def for_one(plan: Plan, la: Launch, target: Target) -> bool:
 
 def product_of(plan: Plan, la: Launch) -> Stage | None:
     """The stage of a launch that folds an axis into a matrix."""
-    stages = (plan.program.stage(w.stage) for w in la.tile.works if not w.combine)
+    return _product_of(plan.program, la.tile.bare)
+
+
+@lru_cache(maxsize=4096)
+def _product_of(program: Program, works: tuple[Work, ...]) -> Stage | None:
+    stages = (program.stage(w.stage) for w in works if not w.combine)
     return next((s for s in stages if s.reduces and len(s.axes) > 1), None)
 
 

@@ -7,10 +7,12 @@ with more columns than an agent can hold several have a share each, and all find
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import lift_registers
-from emmy.ir.plan import Launch, Plan
-from emmy.ir.program import Stage, upper
+from emmy.ir.plan import Launch, Plan, Work
+from emmy.ir.program import Program, Stage, upper
 from emmy.ir.target import Target
 
 ATOMS = (
@@ -30,7 +32,12 @@ _SHARED = 240  # of a thread of one of two warpgroups that compute, of three few
 
 def lifted(plan: Plan, la: Launch) -> Stage | None:
     """The stage of a launch that it folds by a monoid with a lift."""
-    stages = (plan.program.stage(w.stage) for w in la.tile.works if not w.combine)
+    return _lifted(plan.program, la.tile.bare)
+
+
+@lru_cache(maxsize=4096)
+def _lifted(program: Program, works: tuple[Work, ...]) -> Stage | None:
+    stages = (program.stage(w.stage) for w in works if not w.combine)
     return next((s for s in stages if s.monoid and s.monoid.lift), None)
 
 

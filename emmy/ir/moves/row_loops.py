@@ -43,9 +43,13 @@ def rows_only(plan: Plan, target: Target) -> bool:
     return all(rows_fit(plan, la, target) for la in plan.launches)
 
 
-@lru_cache(4096)
 def rows_fit(plan: Plan, la: Launch, target: Target) -> bool:
     """Whether a launch computes rows and nothing else, of which a block's threads hold one at least."""
+    return _rows_fit(plan.about(la), la, target)
+
+
+@lru_cache(4096)
+def _rows_fit(plan: Plan, la: Launch, target: Target) -> bool:
     if _axes(plan, la) is None:
         return False
     choice = missing_row_loop(plan, la, target)
@@ -59,6 +63,11 @@ def _axes(plan: Plan, la: Launch) -> tuple[str, ...] | None:
 
 def missing_row_loop(plan: Plan, la: Launch, target: Target) -> Choice | None:
     """The next loop that a launch of rows lacks; None when it has all."""
+    return _missing_row_loop(plan.about(la), la, target)
+
+
+@lru_cache(1 << 14)
+def _missing_row_loop(plan: Plan, la: Launch, target: Target) -> Choice | None:
     axes = _axes(plan, la)
     if axes is None:
         return None

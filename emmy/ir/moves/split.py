@@ -53,7 +53,9 @@ class Split(Move):
         if not target.is_cpu:
             for missing in missing_loops(plan, target):
                 move = cls(missing.launch, None, missing.axis, missing.level, OPEN)
-                legal = tuple(x for x in missing.steps if move.fill({"step": x}).refuse(plan, target) is None)
+                if move.refuse(plan, target) is not None:  # whatever the step
+                    continue
+                legal = tuple(x for x in missing.steps if replace(move, step=x)._refuse_step(plan, target) is None)
                 if missing.fixed:
                     yield from (Site(move.fill({"step": x}), mandatory=True) for x in legal)
                 elif legal:

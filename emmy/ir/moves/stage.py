@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -112,27 +113,43 @@ class Stage(Move):
             if not values or any(w.atoms for w in la.tile.works) or _shared(plan, la):
                 continue
             first = next(iter(la.tile.channels), None)
-            found: dict[str, tuple[int, ...]] = {}
-            at_once: tuple[int, ...] = ()
             ways = _carriers(plan, la, values[0], target)
+            if first is not None and first.transport in ways:
+                ways = (first.transport,)
+            found = False
             for transport in ways:
-                tried = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
+                if found and transport == "ldg":
+                    break
+                tried: tuple[int, ...] = _DEPTHS[transport == "tma"] if first is None else (first.depth,)
                 if _once(plan, la, values[0]):
                     tried = (1,)
-                depths = tuple(d for d in tried if cls._all_fit(plan, la, target, values, transport, d))
-                if transport == "tma":
-                    at_once = tuple(d for d in depths if cls._all_fit(plan, la, target, values, transport, d, _PANELS))
-                if depths and (first is None or first.transport not in ways or first.transport == transport):
-                    found[transport] = depths
-            if len(found) > 1:
-                found.pop("ldg", None)
-            for transport, depths in found.items():
-                move = cls(la.name, None, values[0], transport, OPEN)
-                yield Site(move, (("depth", depths),), mandatory=True)
-            if at_once and "tma" in found:
-                yield Site(cls(la.name, None, values[0], "tma", OPEN, _PANELS), (("depth", at_once),), mandatory=True)
+                for layout in (None, _PANELS) if transport == "tma" else (None,):
+                    tried = cls._fitting(plan, la, target, values, transport, tried, layout)
+                    if tried:
+                        found = True
+                        yield Site(
+                            cls(la.name, None, values[0], transport, OPEN, layout), (("depth", tried),), mandatory=True
+                        )
             if found:
                 return  # each launch needs them, and sorted they come in this order
+
+    @classmethod
+    def _fitting(
+        cls,
+        plan: Plan,
+        la: Launch,
+        target: Target,
+        values: list[str],
+        transport: str,
+        depths: tuple[int, ...],
+        layout: str | None,
+    ) -> tuple[int, ...]:
+        """The depths, which rise, with which all values can be staged: what is too deep stays so with each slot more."""
+
+        def is_too_deep(depth: int) -> bool:
+            return not cls._all_fit(plan, la, target, values, transport, depth, layout)
+
+        return depths[: bisect(depths, False, key=is_too_deep)]
 
     @classmethod
     def _all_fit(
