@@ -174,7 +174,7 @@ Tensor linear(const Tensor &x, const Tensor &w, int64_t number) {
 
 std::vector<Tensor> stock_fused(const std::vector<Tensor> &inputs, int64_t number) {
   std::array<StableIValue, 2> stack{torch::stable::detail::from(inputs), torch::stable::detail::from(number)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("emmy::made_by_torch", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("emmy::made_by_torch", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<std::vector<Tensor>>(stack[0]);
 }
 
