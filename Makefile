@@ -42,7 +42,7 @@ slow: $(VENV)/.dev
 	$(PYTEST) -m "$(SLOW) and serial" $(OR_NONE)
 
 vllm: $(VLLM_VENV)/.vllm
-	$(RUN) PYTHONPATH=.:plugin $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm
+	$(RUN) PYTHONPATH=.:plugin $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm tests/serving
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -93,3 +93,7 @@ class WrongCard(PackError):
     """The pack was made for another device than the one that is here."""
 
     exit_code = 3
+
+
+class ServingError(EmmyError):
+    """A server cannot be started, died, or did not answer as it should; the message has the end of its log."""

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from emmy.cli import bench_tasks
+from emmy.cli import bench_serving, bench_tasks
 from emmy.cli.verb import Verb, VerbParser, add_gpu, add_home, add_threads, positive
 from emmy.errors import EmmyError, UsageError
 from emmy.measure.rivals import RIVALS
@@ -27,6 +27,7 @@ def configure(parser: ArgumentParser) -> None:
     add_home(parser)
     assert isinstance(parser, VerbParser)
     bench_tasks.add(parser)
+    bench_serving.add(parser)
 
 
 def run(args: Namespace, screen: Screen) -> int:
@@ -38,7 +39,7 @@ def run(args: Namespace, screen: Screen) -> int:
     if strays := [word for word in args.op if ":" not in word and not word.startswith("@")]:
         raise UsageError(
             f"{strays[0]!r} is no op, which has a colon or begins with @, nor a task, of which the first word after `emmy bench` is one: "
-            f"{', '.join(bench_tasks.TASKS)}"
+            f"{', '.join((*bench_tasks.TASKS, *bench_serving.TASKS))}"
         )
     done, code, ops = [], 0, api.expand(args.op)
     where = {"gpu": args.gpu, "threads": args.threads, "home": args.home}
@@ -97,6 +98,7 @@ VERB = Verb(
         "bench matmul:512x1024x3840:f32",
         "bench matmul:512x1024x3840:f32 --threads 2 --rounds 15 --json",
         *bench_tasks.EXAMPLES,
+        *bench_serving.EXAMPLES,
     ),
     configure,
     run,

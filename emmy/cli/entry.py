@@ -11,7 +11,22 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from emmy import __version__
-from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, pack, show, train, tune, verify
+from emmy.cli import (
+    bench,
+    cache,
+    data,
+    deploy,
+    doctor,
+    evaluate,
+    explain,
+    export,
+    pack,
+    serve,
+    show,
+    train,
+    tune,
+    verify,
+)
 from emmy.cli.verb import Verb, VerbParser, add_output
 from emmy.errors import EmmyError
 from emmy.report import Screen
@@ -24,6 +39,8 @@ VERBS: tuple[Verb, ...] = (
     explain.VERB,
     export.VERB,
     pack.VERB,
+    serve.VERB,
+    deploy.VERB,
     train.VERB,
     evaluate.VERB,
     data.VERB,
@@ -116,6 +133,7 @@ def parser() -> ArgumentParser:
             epilog=f"examples:\n{shown}\n\n{EXIT_CODES}",
             formatter_class=_Formatter,
         )
+        sub.pass_on(verb.passes_on)
         verb.configure(sub)
         if not verb.has_tasks:
             add_output(sub)

@@ -23,6 +23,7 @@ class Verb:
     configure: Callable[[ArgumentParser], None]
     run: Callable[[Namespace, Screen], int]
     has_tasks: bool = False  # its options are those of the tasks below it
+    passes_on: bool = False  # options it does not know are another program's, and come to `run` as `args.rest`
 
 
 class VerbParser(ArgumentParser):
@@ -31,14 +32,17 @@ class VerbParser(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # as argparse makes them
         super().__init__(*args, **kwargs)
         self.tasks: dict[str, ArgumentParser] = {}
+        self.passes_on = False
 
-    def add_task(self, name: str, run: Callable[..., int], summary: str, example: str) -> ArgumentParser:
+    def pass_on(self, passes_on: bool = True) -> None:
+        """Leaves options that it does not know, nor by the beginning of their names, in `rest`."""
+        self.passes_on, self.allow_abbrev = passes_on, not passes_on
+
+    def add_task(self, name: str, run: Callable[..., int], summary: str, example: str) -> VerbParser:
         """The parser of a task, which has the options of every verb."""
         epilog = f"example:\n  emmy {example}"
         said = f"{summary[0].upper()}{summary[1:]}."
-        sub = ArgumentParser(
-            f"{self.prog} {name}", description=said, epilog=epilog, formatter_class=self.formatter_class
-        )
+        sub = VerbParser(f"{self.prog} {name}", description=said, epilog=epilog, formatter_class=self.formatter_class)
         sub.set_defaults(task=run)
         add_output(sub)
         self.tasks[name] = sub
@@ -50,7 +54,10 @@ class VerbParser(ArgumentParser):
         if args and args[0] in self.tasks:
             found, rest = self.tasks[args[0]].parse_known_args(args[1:], namespace)
             return Namespace(**{**vars(found), "verb": self.get_default("verb")}), rest
-        return super().parse_known_args(args, namespace)
+        found, rest = super().parse_known_args(args, namespace)
+        if self.passes_on:
+            found.rest, rest = rest, []
+        return found, rest
 
     def format_help(self) -> str:
         listed = "".join(f"  {name:14}{sub.description}\n" for name, sub in self.tasks.items())

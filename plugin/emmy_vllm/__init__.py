@@ -30,9 +30,10 @@ def register() -> None:
     configs.check_configurations(why)
     if why:
         return
-    from emmy_vllm import attention, compat, layers
+    from emmy_vllm import attention, compat, layers, loader
 
     compat.share_logging()
     configs.key_cached_graphs()
     layers.install()
     attention.install()
+    loader.register()

@@ -20,8 +20,11 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -29,6 +32,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from emmy_vllm.settings import Settings, read_settings
 
 __all__ = [
+    "DummyModelLoader",
+    "FlexibleArgumentParser",
     "ParallelLMHead",
     "PluggableLayer",
     "UnquantizedEmbeddingMethod",
@@ -43,6 +48,7 @@ __all__ = [
     "most_logits",
     "most_requests",
     "most_rows",
+    "register_load_format",
     "replace_backend",
     "share_logging",
     "stock_backend",
@@ -160,3 +166,14 @@ def add_pass(of: Callable[[VllmConfig], tuple[Callable[[fx.Graph, int, int], Non
             self.add(CallableInductorPass(over, f"emmy {key}"))
 
     PostGradPassManager.configure = configured
+
+
+def register_load_format(name: str, loader: type[DummyModelLoader]) -> None:
+    """Makes `--load-format NAME` load with that class. Without vLLM's line about it, which every user of vLLM would read."""
+    log = logging.getLogger(register_model_loader.__module__)
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        register_model_loader(name)(loader)
+    finally:
+        log.setLevel(level)

@@ -120,7 +120,7 @@ Table &table_of(int64_t number) {
 Tensor stock_linear(const Tensor &x, const Tensor &w) {
   std::array<StableIValue, 3> stack{torch::stable::detail::from(x), torch::stable::detail::from(w),
                                     torch::stable::detail::from(std::optional<Tensor>())};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
@@ -174,7 +174,7 @@ Tensor linear(const Tensor &x, const Tensor &w, int64_t number) {
 
 std::vector<Tensor> stock_fused(const std::vector<Tensor> &inputs, int64_t number) {
   std::array<StableIValue, 2> stack{torch::stable::detail::from(inputs), torch::stable::detail::from(number)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("emmy::made_by_torch", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("emmy::made_by_torch", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<std::vector<Tensor>>(stack[0]);
 }
 

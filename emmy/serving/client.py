@@ -1,0 +1,87 @@
+"""One point of work against a server that is ready, through `vllm bench serve`; its figures, or why there are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from emmy.errors import ServingError
+from emmy.serving.command import value_of
+from emmy.serving.experiment import Point
+from emmy.serving.installed import Vllm
+from emmy.serving.process import running
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+PERCENTILES = (50, 90, 99)
+TOTALS = {"request_throughput": "requests_per_s", "output_throughput": "output_tokens_per_s",
+          "total_token_throughput": "tokens_per_s", "duration": "duration_s"}  # fmt: skip
+LIMIT_S = 3600.0
+# figure -> heading, as tables show them
+COLUMNS = {"lane": "lane", "point": "point", "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "p99", "tpot_p50_ms": "TPOT p50 ms",
+           "tpot_p99_ms": "p99", "itl_p50_ms": "ITL p50 ms", "itl_p99_ms": "p99", "output_tokens_per_s": "output tok/s"}  # fmt: skip
+
+
+def bench_words(model: str, flags: Sequence[str], url: str, point: Point, result: Path, seed: int) -> list[str]:
+    """The words after `vllm`. `flags` are the server's: the names that a client needs too are taken from them."""
+    served = (value_of(flags, "--served-model-name") or "").split(",")[0]
+    shared = [w for name in ("--tokenizer", "--tokenizer-mode") if (v := value_of(flags, name)) for w in (name, v)]
+    return [
+        "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions", "--model", model,
+        *(("--served-model-name", served) if served else ()), *shared,
+        *(("--trust-remote-code",) if "--trust-remote-code" in flags else ()),
+        "--dataset-name", "random", "--random-input-len", str(point.input), "--random-output-len", str(point.output),
+        "--random-range-ratio", "0", "--num-prompts", str(point.prompts), "--max-concurrency", str(point.concurrency),
+        "--num-warmups", str(point.warmups), "--request-rate", "inf", "--ignore-eos", "--temperature", "0", "--seed", str(seed),
+        "--percentile-metrics", ",".join(LATENCIES), "--metric-percentiles", ",".join(map(str, PERCENTILES)),
+        "--disable-tqdm", "--save-result", "--result-dir", str(result.parent), "--result-filename", result.name,
+    ]  # fmt: skip
+
+
+def measure(
+    vllm: Vllm, model: str, flags: Sequence[str], url: str, point: Point, folder: Path, *, seed: int = 0
+) -> dict[str, float]:
+    """The figures of a point: `ttft_p50_ms`, `tpot_mean_ms`, ..., `output_tokens_per_s`. Leaves result and log in `folder`.
+
+    Raises ServingError when the client ends with an error, or any request failed: vLLM's client exits with 0 even when all did.
+    """
+    result = (folder / f"bench-{point.input}-{point.output}-{point.concurrency}.json").absolute()
+    result.unlink(missing_ok=True)
+    words = bench_words(model, flags, url, point, result, seed)
+    with running(vllm.command(*words), result.with_suffix(".log"), f"`vllm bench serve` at {point.name}") as child:
+        if child.wait(LIMIT_S):
+            raise child.died("measuring")
+        if not result.is_file():
+            raise ServingError(f"{child.what} wrote no result. The end of {child.log}:\n{child.tail()}")
+        try:
+            return figures(json.loads(result.read_text(encoding="utf-8")), point)
+        except ServingError as e:
+            raise ServingError(f"{child.what}: {e}. The end of {child.log}:\n{child.tail()}") from None
+
+
+def figures(result: Mapping[str, object], point: Point) -> dict[str, float]:
+    """What counts of a result of `vllm bench serve`. Raises ServingError when it is not of all that was asked."""
+    completed, failed = _number(result, "completed"), _number(result, "failed")
+    if failed or completed != point.prompts:
+        why = next((e for e in _errors(result) if e), "")
+        raise ServingError(
+            f"{failed:.0f} of {point.prompts} requests failed, {completed:.0f} completed{why and f': {why}'}"
+        )
+    tokens = _number(result, "total_output_tokens")
+    if tokens != point.prompts * point.output:
+        raise ServingError(f"{tokens:.0f} tokens came, {point.prompts} times {point.output} were asked for")
+    found = {f"{m}_mean_ms": _number(result, f"mean_{m}_ms") for m in LATENCIES}
+    found |= {f"{m}_p{p}_ms": _number(result, f"p{p}_{m}_ms") for m in LATENCIES for p in PERCENTILES}
+    return found | {ours: _number(result, theirs) for theirs, ours in TOTALS.items()}
+
+
+def _errors(result: Mapping[str, object]) -> list[str]:
+    errors = result.get("errors", [])
+    return [str(e).strip().splitlines()[-1] for e in errors if e] if isinstance(errors, list) else []
+
+
+def _number(result: Mapping[str, object], key: str) -> float:
+    value = result.get(key)
+    if not isinstance(value, int | float):
+        raise ServingError(f"the result has no number {key!r}: another `vllm bench serve` than this Emmy knows")
+    return float(value)
