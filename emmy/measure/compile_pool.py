@@ -21,6 +21,7 @@ from emmy.hostcc import CompilerKilled
 from emmy.ir.ops import parse_op
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.target import Target
+from emmy.measure.measurer import Ready, ignore
 from emmy.records import Candidate, Status
 
 NICENESS = 10  # compilers give way to the kernel that is being measured
@@ -82,19 +83,29 @@ class CompilePool:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="emmy-compile", initializer=_give_way)
         self._ahead: dict[Candidate, Future[Compiled]] = {}
 
-    def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Compiles these from now on, for a later `compile`, which takes each once."""
-        self._ahead |= {c: self._pool.submit(self._one, c) for c in candidates if c not in self._ahead}
+    def begin(self, candidates: Sequence[Candidate], ready: Ready = ignore) -> None:
+        """Compiles these from now on, for a later `compile`, which takes each once. `ready`: told of each that is done."""
+        for candidate in candidates:
+            future = self._ahead.get(candidate)
+            if future is None:
+                future = self._ahead[candidate] = self._pool.submit(self._one, candidate)
+            future.add_done_callback(lambda done, c=candidate: ready(c))  # type: ignore[misc]
 
     def compile(self, candidates: Sequence[Candidate]) -> Iterator[Compiled]:
         """Results in the candidates' order, as they come. Leaving the iterator early drops what has not begun."""
-        futures = [self._ahead.pop(c) if c in self._ahead else self._pool.submit(self._one, c) for c in candidates]
+        futures = [self._taken(c) or self._pool.submit(self._one, c) for c in candidates]
         try:
             for future in futures:
                 yield future.result()
         finally:
             for future in futures:
                 future.cancel()
+
+    def _taken(self, candidate: Candidate) -> Future[Compiled] | None:
+        try:
+            return self._ahead.pop(candidate)
+        except KeyError:
+            return None
 
     def close(self) -> None:
         """Waits for the compilers that run and drops what has not begun."""

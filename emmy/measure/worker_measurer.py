@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from emmy.measure.compile_pool import Built, Compiled, CompilePool, NotBuilt
 from emmy.measure.lock import DeviceLock
-from emmy.measure.measurer import Heat, Look, Measurer, Rivalled, speedup
+from emmy.measure.measurer import Heat, Look, Measurer, Ready, Rivalled, ignore, speedup
 from emmy.measure.protocol import STOCK, Job, Outcome, Report, Rival
 from emmy.measure.worker import Fault, Worker
 from emmy.records import STATUSES, Candidate, Device, Measurement, Protocol, Status, new_id, now_utc
@@ -123,8 +123,8 @@ class WorkerMeasurer(Measurer):
         self._pool.close()
         self._lock.release()
 
-    def prepare(self, candidates: Sequence[Candidate]) -> None:
-        self._pool.begin(candidates)
+    def prepare(self, candidates: Sequence[Candidate], ready: Ready = ignore) -> None:
+        self._pool.begin(candidates, ready)
 
     def stream(
         self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
