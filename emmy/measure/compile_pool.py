@@ -76,10 +76,10 @@ class Compiled:
 
 
 class CompilePool:
-    """Threads that each run one compiler at a time, at low priority."""
+    """Threads that each run one compiler at a time, at low priority. `on_close`: called when all have ended."""
 
-    def __init__(self, build: Builder, workers: int) -> None:
-        self._build = build
+    def __init__(self, build: Builder, workers: int, on_close: Callable[[], None] = lambda: None) -> None:
+        self._build, self._on_close = build, on_close
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="emmy-compile", initializer=_give_way)
         self._ahead: dict[Candidate, Future[Compiled]] = {}
 
@@ -110,18 +110,24 @@ class CompilePool:
     def close(self) -> None:
         """Waits for the compilers that run and drops what has not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._on_close()
 
     def _one(self, candidate: Candidate) -> Compiled:
-        begin_s = time.perf_counter()
-        try:
-            result: Built | NotBuilt = self._build(candidate)
-        except CompilerKilled as e:
-            result = NotBuilt("device_lost", str(e)[:MOST_DIAGNOSTICS])
-        except CompileError as e:
-            result = NotBuilt("compile", str(e)[:MOST_DIAGNOSTICS])
-        except (PlanError, UsageError) as e:  # IllegalMove is a PlanError
-            result = NotBuilt("constraints", str(e)[:MOST_DIAGNOSTICS])
-        return Compiled(candidate, result, time.perf_counter() - begin_s)
+        return compiled(self._build, candidate)
+
+
+def compiled(build: Builder, candidate: Candidate) -> Compiled:
+    """What comes of the candidate."""
+    begin_s = time.perf_counter()
+    try:
+        result: Built | NotBuilt = build(candidate)
+    except CompilerKilled as e:
+        result = NotBuilt("device_lost", str(e)[:MOST_DIAGNOSTICS])
+    except CompileError as e:
+        result = NotBuilt("compile", str(e)[:MOST_DIAGNOSTICS])
+    except (PlanError, UsageError) as e:  # IllegalMove is a PlanError
+        result = NotBuilt("constraints", str(e)[:MOST_DIAGNOSTICS])
+    return Compiled(candidate, result, time.perf_counter() - begin_s)
 
 
 def _give_way() -> None:

@@ -83,6 +83,7 @@ class WorkerMeasurer(Measurer):
     timing:   what rows say of how they are timed; its `repeats` is how many samples a row gets
     floor_us: op text -> the least time the device can take (a roofline); faster rows become `implausible`
     stock:    time the stock kernel beside every candidate, not in races only
+    owns_pool: close `pool` in the end; other devices share it otherwise
 
     Raises DeviceBusy when another process holds the lock, unless told to `wait`.
     """
@@ -100,7 +101,9 @@ class WorkerMeasurer(Measurer):
         limit: RunLimit,
         wait: bool,
         stock: bool = False,
+        owns_pool: bool = True,
     ) -> None:
+        self._owns_pool = owns_pool
         self._device, self._lock, self._worker, self._pool = device, lock, worker, pool
         self._surroundings, self._timing, self._stock = surroundings, timing, stock
         self.limit, self.floor_us = limit, floor_us
@@ -120,7 +123,8 @@ class WorkerMeasurer(Measurer):
 
     def close(self) -> None:
         self._worker.stop()
-        self._pool.close()
+        if self._owns_pool:
+            self._pool.close()
         self._lock.release()
 
     def prepare(self, candidates: Sequence[Candidate], ready: Ready = ignore) -> None:
