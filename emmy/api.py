@@ -37,6 +37,8 @@ from emmy.emulation import emulated
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
+from emmy.fleet.tuning import FleetResult
+from emmy.fleet.tuning import tune_fleet as fleet_tune
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
@@ -66,7 +68,7 @@ __all__ = [
     "costmodel_versions",
     "diagnose_data", "emulated", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
-    "verify", "winner", "with_pdl",
+    "tune_fleet", "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -154,6 +156,52 @@ def tune(
         else:
             results = tuning.on(here, alone)
     return results[0] if alone else tuple(results)
+
+
+def tune_fleet(
+    ops: Op | str | Sequence[Op | str],
+    *,
+    gpu: str = "all",
+    fleet: str | None = None,
+    threads: int = 1,
+    budget: Budget | str = "60s",
+    strategy: str = "auto",
+    model: str | None = None,
+    seed: int = 0,
+    on_event: Listener = ignore,
+    fresh: bool = False,
+    wait: bool = False,
+    home: Path | None = None,
+    stop: Stop | None = None,
+    by_range: bool = True,
+    ahead: int = 0,
+    metrics_port: int = 0,
+    lost_after_s: float = 300.0,
+) -> FleetResult:
+    """The fastest schedules of the ops for each kind of device, several devices measuring at once: those of this machine, or
+    with `fleet`, an address that Ray takes, those of a cluster (`docs/fleet.md`).
+
+    gpu:          "all" kinds, or some, with commas
+    on_event:     called by one thread at a time; events of several searches mingle
+    metrics_port: where Prometheus may read how it goes; 0 = nowhere
+    lost_after_s: until a device of a cluster that does not answer is given up, and what it had is measured elsewhere
+
+    The others are as in `tune`. Raises as `tune` does; an error of one kind alone is told in the result.
+    """
+    listed = [as_op(o) for o in ((ops,) if isinstance(ops, Op | str) else ops)]
+    limits = budget if isinstance(budget, Budget) else parse_budget(budget)
+    return fleet_tune(
+        listed,
+        Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model),
+        address=fleet,
+        targets=() if gpu == "all" else tuple(gpu.split(",")),
+        on_event=on_event,
+        wait=wait,
+        home=home,
+        stop=stop,
+        metrics_port=metrics_port,
+        patience_s=lost_after_s,
+    )
 
 
 def collect(

@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from emmy import __version__
-from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, pack, show, train, tune, verify
+from emmy.cli import bench, cache, data, doctor, evaluate, explain, export, fleet, pack, show, train, tune, verify
 from emmy.cli.verb import Verb, VerbParser, add_output
 from emmy.errors import EmmyError
 from emmy.report import Screen
@@ -24,6 +24,7 @@ VERBS: tuple[Verb, ...] = (
     explain.VERB,
     export.VERB,
     pack.VERB,
+    fleet.VERB,
     train.VERB,
     evaluate.VERB,
     data.VERB,
@@ -34,7 +35,8 @@ INTERRUPTED = 130
 EXIT_CODES = "exit codes: 0 ok, 1 failed, 2 usage, 3 no such device, 4 wrong answer found, 130 interrupted"
 # Packages of the extras, by the name they are imported under.
 EXTRAS = {
-    "duckdb": "tune", "kernel_tuner": "eval", "lightgbm": "tune", "matplotlib": "eval", "optuna": "tune", "rich": "tune",
+    "duckdb": "tune", "kernel_tuner": "eval", "lightgbm": "tune", "matplotlib": "eval", "optuna": "tune",
+    "prometheus_client": "fleet", "ray": "fleet", "rich": "tune",
     "sklearn": "tune", "torch": "torch",
 }  # fmt: skip
 

@@ -47,16 +47,24 @@ def connect(address: str) -> bool:
         return False
     try:
         r.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
-    except ImportError:  # of grpcio, by Ray's client
-        raise UsageError(
-            f"{address}: Ray's client needs more packages. Install them: pip install 'emmy[fleet]'"
-        ) from None
-    except (ConnectionError, RuntimeError, ValueError) as e:
-        said = str(e).splitlines()[0] if str(e) else type(e).__name__
+    except (ConnectionError, RuntimeError, ValueError, ImportError) as e:
+        said = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
+        if "ray[client]" in said:
+            raise UsageError(f"{address}: {said}. Install it: pip install 'emmy[fleet]'") from None
         raise NoSuchDevice(
             f"no Ray cluster at {address}: {said}. `emmy fleet head` starts one, `emmy fleet node` joins it."
         ) from None
     return True
+
+
+def connected_devices(address: str) -> dict[str, int]:
+    """How many devices of which target the cluster at the address has now. Raises UsageError or NoSuchDevice."""
+    own = connect(address)
+    try:
+        return devices_of(ray().cluster_resources())
+    finally:
+        if own:
+            ray().shutdown()
 
 
 def devices_of(resources: Mapping[str, float]) -> dict[str, int]:
