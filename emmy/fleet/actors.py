@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -98,16 +98,18 @@ class Holder:
     """Holds a device for as long as it lives: the body of an actor."""
 
     def __init__(self, make: Make, target: str, threads: int) -> None:
+        self._make, self._target, self._threads = make, target, threads
         self._sent: Sent | None = None
-        self._measurer = make(target, threads, self._taking)
 
     def _taking(self, build: Builder) -> Sent:
         self._sent = Sent(build)
         return self._sent
 
-    def joined(self) -> Joined:
+    def join(self) -> Joined:
+        """Takes a device. Raises DeviceBusy or NoSuchDevice."""
         import ray
 
+        self._measurer = self._make(self._target, self._threads, self._taking)
         node = ray.get_runtime_context().get_node_id()
         device = self._measurer.device
         place = f"{platform.node()} ({device.uuid_hash[:8]})"
@@ -154,14 +156,19 @@ class Maker:
 
         holder = ray.remote(num_cpus=0, max_restarts=0, resources=resources)(Holder)
         actor = holder.remote(self.make, target, self.threads)
-        return actor, actor.joined.remote().future()
+        return actor, actor.join.remote().future()
 
 
 class RayCompiler:
-    """Compiles by tasks, wherever a core is free. Only what was made is told to the head; binaries go from node to node."""
+    """Compiles by tasks, wherever a core is free. Only what was made is told to the head; binaries go from node to node.
 
-    def __init__(self, target: str) -> None:
+    threads: where what follows from an answer happens; in Ray's own, a call of Ray would wait for itself
+    """
+
+    def __init__(self, target: str, threads: Executor) -> None:
         import ray
+
+        self._threads = threads
 
         self._task = ray.remote(num_cpus=1, num_returns=2, max_retries=1, scheduling_strategy="SPREAD")(
             compile_candidate
@@ -173,7 +180,8 @@ class RayCompiler:
         """As `Measurer.prepare`."""
         for candidate in candidates:
             made, binary = self._task.remote(self._target, candidate)
-            made.future().add_done_callback(partial(self._done, candidate, binary, ready))
+            done = partial(self._done, candidate, binary, ready)
+            made.future().add_done_callback(partial(self._threads.submit, done))
 
     def take(self, candidate: Candidate) -> tuple[Compiled | None, object]:
         """What came of compiling it, once, and a reference to the binary; None where it is to be made on the device's node."""
@@ -187,10 +195,10 @@ class RayCompiler:
 
 
 class ActorMember(Member):
-    """The head's end of an actor that holds a device."""
+    """The head's end of an actor that holds a device. `threads`: see RayCompiler."""
 
-    def __init__(self, actor: Any, joined: Joined, compiler: RayCompiler | None) -> None:
-        self._actor, self.joined, self._compiler = actor, joined, compiler
+    def __init__(self, actor: Any, joined: Joined, compiler: RayCompiler | None, threads: Executor) -> None:
+        self._actor, self.joined, self._compiler, self._threads = actor, joined, compiler, threads
 
     @property
     def device(self) -> Device:
@@ -206,10 +214,11 @@ class ActorMember(Member):
         if look is not None and made is not None and isinstance(made.result, Built):
             passed_us = look(candidate.schedule, made.result.static, best_us)
         again = partial(self._actor.measure.remote, candidate, best_us, None, b"", None)
-        return _answer(partial(self._actor.measure.remote, candidate, best_us, made, binary, passed_us), again)
+        call = partial(self._actor.measure.remote, candidate, best_us, made, binary, passed_us)
+        return _answer(self._threads, call, again)
 
     def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str], rounds: int) -> Future[Heat]:
-        return _answer(partial(self._actor.heat.remote, op, schedules, rivals, rounds))
+        return _answer(self._threads, partial(self._actor.heat.remote, op, schedules, rivals, rounds))
 
     def close(self) -> None:
         import ray
@@ -218,8 +227,8 @@ class ActorMember(Member):
             ray.kill(self._actor)
 
 
-def _answer(call: Callable[[], Any], again: Callable[[], Any] | None = None) -> Future[Any]:
-    """The call's answer; MemberLost when the actor, its node or its device has gone.
+def _answer(threads: Executor, call: Callable[[], Any], again: Callable[[], Any] | None = None) -> Future[Any]:
+    """The call's answer, given in one of the threads; MemberLost when the actor, its node or its device has gone.
 
     again: called instead where what the call was to bring along was lost with another node
     """
@@ -233,14 +242,14 @@ def _answer(call: Callable[[], Any], again: Callable[[], Any] | None = None) -> 
     def done(theirs: Future[Any]) -> None:
         error = theirs.exception()
         if isinstance(error, ray.exceptions.ObjectLostError) and again is not None:
-            _answer(again).add_done_callback(partial(_pass_on, mine))
+            _answer(threads, again).add_done_callback(partial(_pass_on, mine))
         elif isinstance(error, ray.exceptions.RayActorError | ray.exceptions.ObjectLostError | NoSuchDevice):
             lost(error)
         else:
             _pass_on(mine, theirs)
 
     try:
-        call().future().add_done_callback(done)
+        call().future().add_done_callback(lambda theirs: threads.submit(done, theirs) and None)
     except (ray.exceptions.RayError, ConnectionError) as e:
         lost(e)
     return mine

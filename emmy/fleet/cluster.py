@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType, TracebackType
@@ -26,6 +26,7 @@ NAMESPACE = "emmy"
 PATIENCE_S = 300.0  # until a device that does not answer is given up
 WAIT_S = 600.0  # that work waits where every device of a kind has gone
 START_S = 180.0  # for the first device of a kind to be ready
+_THREADS = 4  # that take answers
 _LOOK_S = 1.0  # between two looks at who is there
 _AGAIN_S = 30.0  # until a device that was refused, or did not start, is asked again
 
@@ -81,7 +82,8 @@ class _Kind:
     pool: DevicePool | None = None
     compiler: RayCompiler | None = None
     starting: dict[Any, Future[Joined]] = field(default_factory=dict)
-    rest_until_s: float = 0.0  # after a refusal
+    refusal: str = ""  # the last
+    rest_until_s: float = 0.0  # after it
 
 
 class Cluster:
@@ -110,6 +112,7 @@ class Cluster:
         self._patience_s, self._wait_s, self._say = patience_s, wait_s, say
         self._kinds: dict[str, _Kind] = {}
         self._lock = threading.RLock()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="emmy-answers")
         self._over = threading.Event()
         self._watch = threading.Thread(target=self._watched, name="emmy-fleet", daemon=True)
         self._watch.start()
@@ -129,8 +132,8 @@ class Cluster:
             self._look()
         if not kind.first.done():
             raise NoSuchDevice(
-                f"{target}: no device of the cluster was ready after {START_S:.0f} s; it names {self.devices() or 'none'}. "
-                "`emmy fleet node --head ADDRESS`, on a machine that has some, joins them."
+                f"{target}: none of the cluster's {self.devices().get(target, 0)} was ready after {START_S:.0f} s"
+                f"{kind.refusal and f': {kind.refusal}'}. `emmy fleet node --head ADDRESS`, on a machine that has some, joins them."
             )
         assert kind.pool is not None
         return kind.pool
@@ -144,6 +147,7 @@ class Cluster:
                 kind.pool.close()
             for actor in kind.starting:
                 ray().kill(actor)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._own:
             ray().shutdown()
 
@@ -194,15 +198,15 @@ class Cluster:
                 continue
             del kind.starting[actor]
             if (why := self._refused(kind, future)) is not None:
-                kind.rest_until_s = time.monotonic() + _AGAIN_S
+                kind.rest_until_s, kind.refusal = time.monotonic() + _AGAIN_S, why
                 self._say(f"{kind.target}: a device does not join: {why}")
                 ray().kill(actor)
                 continue
             joined = future.result()
             if kind.pool is None:
-                kind.compiler = RayCompiler(kind.target) if joined.compiles else None
+                kind.compiler = RayCompiler(kind.target, self._threads) if joined.compiles else None
                 kind.pool = self._new_pool(kind, joined)
-            kind.pool.join(ActorMember(actor, joined, kind.compiler))
+            kind.pool.join(ActorMember(actor, joined, kind.compiler, self._threads))
             self._say(f"{kind.target} at {joined.place} joined")
             if not kind.first.done():
                 kind.first.set_result(joined.device)

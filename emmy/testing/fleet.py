@@ -17,16 +17,13 @@ from emmy.measure.measurer import Look, Measurer
 from emmy.measure.remote_builder import RemoteBuilder
 from emmy.records import Candidate, Measurement
 
-FAKE_S = 0.01  # that a candidate takes
 
-
-def fake_here(target: str, threads: int, sent: Callable[[Builder], Sent]) -> Measurer:
-    """A card that answers by formula after 10 ms, the same as any other of its target; a CPU measures for real."""
+def fake_here(target: str, threads: int, sent: Callable[[Builder], Sent], delay_s: float = 0.01) -> Measurer:
+    """A card that answers by formula, after `delay_s`, as any other of its target does; a CPU measures for real."""
     if load_target(target).is_cpu:
         return measure_here(target, threads, sent)
-    return FakeMeasurer(
-        target, delay_s=FAKE_S, fault_share=0.05, product=f"fake {target}", name=f"process {os.getpid()}"
-    )
+    name = f"process {os.getpid()}"
+    return FakeMeasurer(target, delay_s=delay_s, fault_share=0.05, product=f"fake {target}", name=name)
 
 
 def fake_that_loads(target: str, threads: int, sent: Callable[[Builder], Sent]) -> Measurer:
