@@ -56,5 +56,5 @@ $(VENV)/.tune: $(VENV)/.python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.tune
 	@echo "Installing the development tools into $(VENV)"
-	@$(PIP) -e '.[tune,torch,cuda,dev]'
+	@$(PIP) -e '.[tune,torch,cuda,fleet,dev]'
 	@touch $@
