@@ -1,22 +1,24 @@
 """Candidates a minute with one, two, ... GPUs of this machine, or with simulated ones that take a fixed time for each.
 
     python experiments/fleet_rate.py --seconds 60 matmul:512x4096x3840:f16:nk ...        # one and two GPUs of the first product here
-    python experiments/fleet_rate.py --fake 0.25 --target h200 --seconds 20 matmul:512x4096x3840:f16:nk
+    python experiments/fleet_rate.py --fake 0.5 --seconds 20 matmul:512x4096x3840:f16:nk
 
-Each line is one tune from nothing (a home and caches of its own, so that every candidate is compiled anew), with the real search. `search`: rows a minute while
-candidates are measured; `all`: of the whole tune, its races included. One GPU is shown as it is by default and asking as far ahead as two do.
+Each line is one tune from nothing, with the real search, in a process, a home and a cache of its own, so that every candidate
+is compiled anew. `search`: rows a minute while candidates are measured; `all`: of the whole tune, its races included. One GPU
+is shown as it is by default, and asking as far ahead as several do.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import subprocess
 import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
+from emmy import config
 from emmy.fleet.tuning import floor_us, tune_on
 from emmy.ir.ops import parse_op
 from emmy.measure.device_pool import DevicePool
@@ -52,19 +54,17 @@ def pool(n: int, target: str, fake_s: float) -> tuple[str, DevicePool]:
     return name, gpu_pool(name, found[:n], partial(floor_us, name))
 
 
-def rate(n: int, ahead: int, args: argparse.Namespace) -> tuple[float, float, int]:
+def rate(n: int, ahead: int, args: argparse.Namespace) -> str:
     """Rows a minute in the search and in all, and how many there were."""
     times = Times()
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["EMMY_CACHE"] = str(Path(scratch) / "cache")
-        name, devices = pool(n, args.target, args.fake)
-        terms = Terms(Budget(seconds=args.seconds), args.strategy, 0, 1, True, True, ahead, None)
-        with devices:
-            began_s = time.monotonic()
-            done = tune_on({name: devices}, [parse_op(op) for op in args.ops], terms, Path(scratch), times)
-            wall_s = time.monotonic() - began_s
+    name, devices = pool(n, args.target, args.fake)
+    terms = Terms(Budget(seconds=args.seconds), args.strategy, 0, 1, True, True, ahead, None)
+    with devices:
+        began_s = time.monotonic()
+        done = tune_on({name: devices}, [parse_op(op) for op in args.ops], terms, config.home(), times)
+        wall_s = time.monotonic() - began_s
     rows = sum(len(r.rows) for r in done.results)
-    return times.per_minute, 60 * rows / wall_s, rows
+    return f"rows {rows}  search {times.per_minute:.1f}/min  all {60 * rows / wall_s:.1f}/min"
 
 
 def main() -> int:
@@ -73,16 +73,18 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each op")
     parser.add_argument("--strategy", default="auto")
-    parser.add_argument(
-        "--fake", type=float, default=0.0, metavar="S", help="simulated devices that take so long for each candidate"
-    )
+    parser.add_argument("--fake", type=float, default=0.0, metavar="S", help="simulate devices that take so long each")
     parser.add_argument("--target", default="h200", help="of the simulated devices")
+    parser.add_argument("--one", type=int, nargs=2, metavar=("GPUS", "AHEAD"), help="one line alone, in this process")
     args = parser.parse_args()
+    if args.one:
+        sys.stdout.write(f"GPUs {args.one[0]}  ahead {args.one[1]}  {rate(*args.one, args)}\n")
+        return 0
     most = 1 + -(-2 * max(args.gpus) // 8)
     for n, ahead in [(1, 1), *((n, most) for n in args.gpus)]:
-        search, whole, rows = rate(n, ahead, args)
-        sys.stdout.write(f"GPUs {n}  ahead {ahead}  rows {rows}  search {search:.1f}/min  all {whole:.1f}/min\n")
-        sys.stdout.flush()
+        with tempfile.TemporaryDirectory() as scratch:
+            env = config.child_env(EMMY_HOME=scratch, EMMY_CACHE=str(Path(scratch) / "cache"))
+            subprocess.run([sys.executable, *sys.argv, "--one", str(n), str(ahead)], env=env, check=True)
     return 0
 
 

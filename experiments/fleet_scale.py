@@ -2,10 +2,10 @@
 
     python experiments/fleet_scale.py [--devices 1 2 8 64 512] [--rate 100] [--seconds 20] [--strategies given random auto]
 
-Each device answers by formula after 1 / rate seconds, without a thread of its own: one clock answers for all, as Ray's events do.
-A busy machine slows `per_s`, not `per_core_s`. The rest is real: the run, its journal with an fsync a row, the dispatcher, the strategy and the space of schedules. `given` is a
-strategy that proposes from a list drawn beforehand, which shows what all but the proposals costs. Rows are those of the search
-alone, without the race. A run may also be limited by what is out: docs/fleet.md has the figures.
+Each device answers by formula after 1 / rate seconds, without a thread of its own: one clock answers for all, as Ray's events
+do. The rest is real: the run, its journal with an fsync a row, the dispatcher, the strategy and the space of schedules. `given`
+is a strategy that proposes from a list drawn beforehand, which shows what all but the proposals costs. Rows are those of the
+search alone, without a race. A busy machine slows `per_s`, not `per_core_s`: docs/fleet.md has the figures.
 """
 
 from __future__ import annotations
