@@ -13,6 +13,7 @@ from emmy.records import Candidate, Device, Measurement, Protocol, new_id, now_u
 
 SEVERAL = "several"  # in the place of a device's hash: a run goes on with whichever devices of the product are there
 _OUT = 2  # candidates that should be out for each device, so that none waits while the oldest batch is finished
+_MOST_AHEAD = 16  # batches: more than a search proposes in a second, and all of them are asked before the first is told
 _HEAT = 10.0  # times the patience with one candidate
 
 Prepare = Callable[[Sequence[Candidate], Ready], None]
@@ -51,7 +52,7 @@ class DevicePool(Measurer):
     @property
     def ahead(self) -> int:
         n = len(self._desk.members)
-        return 1 + ceil(_OUT * n / BATCH) if n > 1 else 1
+        return min(_MOST_AHEAD, 1 + ceil(_OUT * n / BATCH)) if n > 1 else 1
 
     def join(self, member: Member) -> None:
         """One more device, which gets work at once."""
