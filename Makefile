@@ -61,7 +61,7 @@ $(VENV)/.tune: $(VENV)/.python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.tune
 	@echo "Installing the development tools into $(VENV)"
-	@$(PIP) -e '.[tune,torch,cuda,dev]'
+	@$(PIP) -e '.[tune,torch,cuda,fleet,dev]'
 	@touch $@
 
 # vLLM's CPU build, as .ci/vllm says; about 90 s and 2.5 GB. Built anew when that file changes.

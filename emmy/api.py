@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import overload
@@ -38,6 +37,8 @@ from emmy.emulation import emulated
 from emmy.errors import NoSuchDevice, UsageError, WrongAnswer
 from emmy.explanation import Explanation
 from emmy.explanation import explain as explain_op
+from emmy.fleet.tuning import FleetResult
+from emmy.fleet.tuning import tune_fleet as fleet_tune
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import replay
@@ -47,7 +48,7 @@ from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.pack import Built, Pack
 from emmy.packing import offers
-from emmy.ranged import Group, Measured, Predicted, settle
+from emmy.ranged import Group, Predicted, settle
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
@@ -55,9 +56,10 @@ from emmy.search.predict import Predicting, prior_model
 from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.ranges import RangeWinner
 from emmy.search.registry import check_strategy
-from emmy.search.session import Request, at_stake, load_model
+from emmy.search.session import Request, load_model
 from emmy.search.sitting import Sitting
-from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+from emmy.search.tuner import Stop, TuneResult
+from emmy.tuning import Terms, Tuning
 from emmy.winner import by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
@@ -66,7 +68,7 @@ __all__ = [
     "costmodel_versions",
     "diagnose_data", "emulated", "evaluate_across_gpus", "evaluate_costmodel", "expand", "explain", "export", "load", "prediction",
     "rollback_costmodel", "roof_us", "serving", "show", "subject", "subjects", "table", "train_costmodel", "tune",
-    "verify", "winner", "with_pdl",
+    "tune_fleet", "verify", "winner", "with_pdl",
 ]  # fmt: skip
 
 
@@ -90,12 +92,14 @@ def tune(  # type: ignore[overload-overlap]  # a text is a Sequence too; it mean
     op: Op | str, *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
     model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
     home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ..., by_range: bool = ...,
+    ahead: int = ...,
 ) -> TuneResult: ...
 @overload
 def tune(
     op: Sequence[Op | str], *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
     model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
     home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ..., by_range: bool = ...,
+    ahead: int = ...,
 ) -> tuple[TuneResult, ...]: ...
 # fmt: on
 def tune(
@@ -114,6 +118,7 @@ def tune(
     measurer: Measurer | None = None,
     stop: Stop | None = None,
     by_range: bool = True,
+    ahead: int = 0,
 ) -> TuneResult | tuple[TuneResult, ...]:
     """The fastest schedule found for an op; for a sequence of ops one result each, the most valuable first (`at_stake`).
 
@@ -129,6 +134,8 @@ def tune(
     wait:     queue behind whoever measures on the device, instead of raising DeviceBusy
     measurer: who measures, instead of the device that `gpu` names; it stays open
     stop:     set `stop.asked` from elsewhere to end after the measurement in flight
+    ahead:    batches of proposals that may be out at once, which the course of a run depends on; 0 = one for one device, more
+              for several (`docs/fleet.md`)
 
     Raises UsageError, NoSuchDevice (of a CPU, or an unknown name), DeviceBusy or StaleModel.
     """
@@ -136,13 +143,8 @@ def tune(
     check_strategy(strategy)
     ops, limits, target = _asked(op, budget, gpu)
     home, stop = home or config.home(), stop or Stop()
-    leader = load_model(model, target, home, on_event)
-    by_value = sorted(ops, key=at_stake(target, threads, home), reverse=True)
-    groups = [Group.of(o, by_range, limits, target, strategy, seed, threads, fresh) for o in by_value]
-    for text in (g.said for g in groups):
-        if text is not None:
-            on_event(Note(text))
-    results: list[TuneResult] = []
+    terms = Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model)
+    tuning = Tuning(target, ops, terms, home, on_event, stop)
     with ExitStack() as held:
         try:
             here = held.enter_context(device(target, threads, wait=wait, measurer=measurer))
@@ -150,24 +152,56 @@ def tune(
             if target.is_cpu:
                 raise
             on_event(Note(f"{absent} What follows is predicted, not measured."))
-            predicted = _predicted(groups, leader, model, home, on_event, stop)
-            return predicted[0] if alone else predicted
-        all_requests = [r for g in groups for r in g.requests]
-        sitting = Sitting(all_requests, here, home, __version__, leader, model is None, on_event, stop)
-        for group in groups:
-            found: list[TuneResult] = []
-            for request in group.requests:
-                if (result := sitting.run(request)) is None:
-                    continue
-                found.append(result)
-                if result.why == INTERRUPTED:  # where the same command goes on
-                    break
-            results += [
-                r for r in group.result(found, partial(_settled, here, home, on_event, stop)) if r.trials or alone
-            ]
-            if found and found[-1].why == INTERRUPTED:
-                break
+            results = list(_predicted(tuning.groups, tuning.leader, model, home, on_event, stop))
+        else:
+            results = tuning.on(here, alone)
     return results[0] if alone else tuple(results)
+
+
+def tune_fleet(
+    ops: Op | str | Sequence[Op | str],
+    *,
+    gpu: str = "all",
+    fleet: str | None = None,
+    threads: int = 1,
+    budget: Budget | str = "60s",
+    strategy: str = "auto",
+    model: str | None = None,
+    seed: int = 0,
+    on_event: Listener = ignore,
+    fresh: bool = False,
+    wait: bool = False,
+    home: Path | None = None,
+    stop: Stop | None = None,
+    by_range: bool = True,
+    ahead: int = 0,
+    metrics_port: int = 0,
+    lost_after_s: float = 300.0,
+) -> FleetResult:
+    """The fastest schedules of the ops for each kind of device, several devices measuring at once: those of this machine, or
+    with `fleet`, an address that Ray takes, those of a cluster (`docs/fleet.md`).
+
+    gpu:          "all" kinds, or some, with commas
+    on_event:     called by one thread at a time; events of several searches mingle
+    metrics_port: where Prometheus may read how it goes; 0 = nowhere
+    lost_after_s: until a device of a cluster that does not answer is given up, and what it had is measured elsewhere
+
+    The others are as in `tune`. Raises as `tune` does; an error of one kind alone is told in the result.
+    """
+    listed = [as_op(o) for o in ((ops,) if isinstance(ops, Op | str) else ops)]
+    limits = budget if isinstance(budget, Budget) else parse_budget(budget)
+    return fleet_tune(
+        listed,
+        Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model),
+        address=fleet,
+        targets=() if gpu == "all" else tuple(gpu.split(",")),
+        on_event=on_event,
+        wait=wait,
+        home=home,
+        stop=stop,
+        metrics_port=metrics_port,
+        patience_s=lost_after_s,
+    )
 
 
 def collect(
@@ -204,15 +238,6 @@ def _asked(op: Op | str | Sequence[Op | str], budget: Budget | str, gpu: str) ->
     """What is asked for, read. Raises UsageError or NoSuchDevice."""
     ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
     return ops, budget if isinstance(budget, Budget) else parse_budget(budget), load_target(gpu)
-
-
-def _settled(here: Measurer, home: Path, on_event: Listener, stop: Stop, group: Group) -> tuple[RangeWinner, ...]:
-    """The table of a group whose ranges were tuned, after races between neighbours."""
-    with recording(home, "ranges", group.op.key, group.target.name, __version__) as keep:
-        evidence = Measured.stored(home, group.op, group.target, group.threads)
-        evidence.here, evidence.keep, evidence.on_event = here, keep, on_event
-        settle(evidence, stop)
-        return evidence.table()
 
 
 def _predicted(

@@ -56,12 +56,15 @@ class Group:
 
     @classmethod
     def of(
-        cls, op: Op, by_range: bool, budget: Budget, target: Target, strategy: str, seed: int, threads: int, fresh: bool
-    ) -> Group:
+        cls, op: Op, by_range: bool, budget: Budget, target: Target, strategy: str, seed: int, threads: int, fresh: bool,
+        ahead: int = 0,
+    ) -> Group:  # fmt: skip
         parts = starting_ranges(op) if by_range else (op,)
         each = share(budget, len(parts))
         sums = sums_wanted()
-        return cls(op, tuple(Request(p, target, strategy, seed, each, threads, fresh, sums) for p in reversed(parts)))
+        return cls(
+            op, tuple(Request(p, target, strategy, seed, each, threads, fresh, sums, ahead) for p in reversed(parts))
+        )
 
     @property
     def said(self) -> str | None:

@@ -20,9 +20,10 @@ from emmy.errors import EmmyError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from emmy.records import Measurement
+    from emmy.search.budget import Budget
     from emmy.search.events import Event, Measured, Scored, Started
     from emmy.search.ranges import RangeWinner
 
@@ -274,6 +275,7 @@ class Bar:
 
     def __init__(self, screen: Screen) -> None:
         self._screen, self._said, self._spoke_s, self._bar = screen, "", 0.0, _rich_bar(screen)
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bar:
         if self._bar:
@@ -287,9 +289,9 @@ class Bar:
     def __call__(self, what: str, done: float, of: float, note: str = "") -> None:
         """`done` of `of` steps of `what` are behind us."""
         if self._bar:
-            if what != self._said:
-                self._task = self._bar.add_task(what, total=of, note=note)
-            self._bar.update(self._task, completed=done, total=of, note=note)
+            if what not in self._tasks:
+                self._tasks[what] = self._bar.add_task(what, total=of, note=note)
+            self._bar.update(self._tasks[what], completed=done, total=of, note=note)
         elif what != self._said or time.monotonic() - self._spoke_s >= SPEAK_EVERY_S:
             self._spoke_s = time.monotonic()
             self._screen.say(f"{what}: {done:.0f} of {of:.0f}")
@@ -320,13 +322,26 @@ def _rich_bar(screen: Screen) -> Progress | None:
     return Progress(TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[note]}"), console=console)
 
 
+@dataclass(slots=True)
+class _Course:
+    """How a run is told of. `name`: its op, and the card too where several are tuned for."""
+
+    name: str
+    budget: Budget
+    first: int  # trials that were there when it began
+    began_s: float = -1.0
+    spoke_s: float = 0.0
+
+
 class TuneProgress:
-    """Listens to tuning runs: a bar with rate and ETA on a terminal, elsewhere lines: each better schedule, and now and then."""
+    """Listens to tuning runs: a bar with rate and ETA on a terminal, elsewhere lines: each better schedule, and now and then.
+
+    Runs on several cards may mingle; a run on one card begins when the last one there has ended.
+    """
 
     def __init__(self, screen: Screen) -> None:
         self._bar = Bar(screen)
-        self._began_s = self._spoke_s = 0.0
-        self._first = 0
+        self._courses: dict[str, _Course] = {}  # by target
 
     def __enter__(self) -> TuneProgress:
         self._bar.__enter__()
@@ -345,39 +360,44 @@ class TuneProgress:
             case Started():
                 self._start(event)
             case Measured():
-                self._measured(event)
+                course = self._courses[event.row.device.target]
+                if event.n > course.first:  # the others are the journal's; told again, not measured again
+                    self._counted(course, event, event.row.schedule, "best")
             case Scored():
-                self._counted(event, event.schedule, "best predicted")
-            case Racing(op, n):
-                self.say(f"{op}: racing {n} finalists and the stock kernel, in turns")
+                self._counted(next(iter(self._courses.values())), event, event.schedule, "best predicted")
+            case Racing(op, n, target):
+                self.say(f"{self._name(op, target)}: racing {n} finalists and the stock kernel, in turns")
             case Note(text):
                 self.say(f"note: {text}")
-            case Finished(op, why, trials, elapsed_s):
-                self.say(f"{op}: stopped ({why}); {counted(trials, 'trial')}, {elapsed_s:.1f} s in all")
+            case Finished(op, why, trials, elapsed_s, target):
+                self.say(
+                    f"{self._name(op, target)}: stopped ({why}); {counted(trials, 'trial')}, {elapsed_s:.1f} s in all"
+                )
+
+    def _name(self, op: str, target: str) -> str:
+        return f"{op} on {target}" if len(self._courses) > 1 else op
 
     def _start(self, e: Started) -> None:
-        self._budget, self._op, self._first, self._began_s, self._spoke_s = e.budget, e.op, e.resumed, -1.0, 0.0
+        self._courses.setdefault(e.target, _Course(e.op, e.budget, 0))
+        self._courses[e.target] = _Course(self._name(e.op, e.target), e.budget, e.resumed)
         about = [f"strategy {e.strategy}", f"budget {e.budget}"]
         about += [f"resumed after {e.resumed} trials"] if e.resumed else []
         about += [f"{e.known} schedules known"] if e.known else []
         about += [f"led by model {e.model}" if e.model else "no model"]
         self.say(f"{e.op} on {e.target}: {', '.join(about)}")
 
-    def _measured(self, e: Measured) -> None:
-        if e.n > self._first:  # the others are the journal's; told again, not measured again
-            self._counted(e, e.row.schedule, "best")
-
-    def _counted(self, e: Measured | Scored, schedule: str, best_is: str) -> None:
-        if self._began_s < 0:
-            self._began_s = e.elapsed_s
-        rate = (e.n - self._first) / max(e.elapsed_s - self._began_s, 1e-3) if e.n > self._first + 1 else 0.0
+    def _counted(self, c: _Course, e: Measured | Scored, schedule: str, best_is: str) -> None:
+        if c.began_s < 0:
+            c.began_s = e.elapsed_s
+        rate = (e.n - c.first) / max(e.elapsed_s - c.began_s, 1e-3) if e.n > c.first + 1 else 0.0
         eta = "" if e.eta_s is None else f", {e.eta_s:.0f} s left"
         best = f"{best_is} {number(e.best_us)} us" if e.best_us else "nothing right yet"
         note = f"{counted(e.n, 'trial')}, {rate:.1f}/s{eta}, {best}"
-        seconds, trials = self._budget.seconds, self._budget.trials
+        seconds, trials = c.budget.seconds, c.budget.trials
         done, of = (e.elapsed_s, seconds) if seconds else (float(e.n), float(trials or e.n + 1))
         if self._bar.live:
-            self._bar(self._op, done, of, note)
-        elif e.is_best or e.elapsed_s - self._spoke_s >= SPEAK_EVERY_S:
-            self._spoke_s = e.elapsed_s
-            self.say(f"  {e.elapsed_s:6.1f} s  {note}" + (f"  {schedule_text(schedule)}" if e.is_best else ""))
+            self._bar(c.name, done, of, note)
+        elif e.is_best or e.elapsed_s - c.spoke_s >= SPEAK_EVERY_S:
+            c.spoke_s = e.elapsed_s
+            where = f"{c.name}  " if len(self._courses) > 1 else ""
+            self.say(f"  {e.elapsed_s:6.1f} s  {where}{note}" + (f"  {schedule_text(schedule)}" if e.is_best else ""))

@@ -20,6 +20,7 @@ from emmy.cli import (
     evaluate,
     explain,
     export,
+    fleet,
     pack,
     serve,
     show,
@@ -41,6 +42,7 @@ VERBS: tuple[Verb, ...] = (
     pack.VERB,
     serve.VERB,
     deploy.VERB,
+    fleet.VERB,
     train.VERB,
     evaluate.VERB,
     data.VERB,
@@ -51,7 +53,8 @@ INTERRUPTED = 130
 EXIT_CODES = "exit codes: 0 ok, 1 failed, 2 usage, 3 no such device, 4 wrong answer found, 130 interrupted"
 # Packages of the extras, by the name they are imported under.
 EXTRAS = {
-    "duckdb": "tune", "kernel_tuner": "eval", "lightgbm": "tune", "matplotlib": "eval", "optuna": "tune", "rich": "tune",
+    "duckdb": "tune", "kernel_tuner": "eval", "lightgbm": "tune", "matplotlib": "eval", "optuna": "tune",
+    "prometheus_client": "fleet", "ray": "fleet", "rich": "tune",
     "sklearn": "tune", "torch": "torch",
 }  # fmt: skip
 

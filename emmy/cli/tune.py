@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from emmy.cli.verb import Verb, add_gpu, add_home, add_seed, add_threads, measured_where
+from emmy.cli.verb import Verb, add_home, add_seed, add_threads, count, measured_where, positive, seconds
 from emmy.report import (
     Screen,
     TuneProgress,
@@ -26,6 +26,7 @@ from emmy.report import (
 )
 
 if TYPE_CHECKING:
+    from emmy.errors import EmmyError
     from emmy.ir.ops import Op
     from emmy.search.predictions import Prediction
     from emmy.search.tuner import Stop, TuneResult
@@ -39,7 +40,12 @@ def configure(parser: ArgumentParser) -> None:
         nargs="+",
         help="ops such as matmul:512x1024x3840:f32, or a set: @projections, @gemma4-12b, @config:PATH[:widths=1,8][:tp=2]",
     )
-    add_gpu(parser)
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="target: cpu, h200, rtx4090, ...; all: every GPU of this machine at once, each kind searched for by itself "
+        "(default: cpu; with --fleet all its kinds, or those named, with commas)",
+    )
     add_threads(parser)
     parser.add_argument(
         "--budget",
@@ -66,28 +72,75 @@ def configure(parser: ArgumentParser) -> None:
         action="store_true",
         help="look for no winner: spend the budget, of all ops together, on rows that teach the cost model",
     )
+    _fleet_options(parser)
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
     add_seed(parser)
     add_home(parser)
 
 
+def _fleet_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--fleet",
+        metavar="ADDRESS",
+        help="measure on the devices of a Ray cluster: auto, HOST:6379 or ray://HOST:10001",
+    )
+    parser.add_argument(
+        "--ahead",
+        type=count,
+        default=0,
+        metavar="N",
+        help="batches of 8 proposals that may be out at once; the course of a search depends on it (default: as many as keep "
+        "the devices busy, 1 for one device)",
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds until a device of a fleet that does not answer is given up (default: 300)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=positive,
+        metavar="N",
+        help="with several devices: tell Prometheus how it goes, at this port",
+    )
+
+
 def run(args: Namespace, screen: Screen) -> int:
     from emmy import api
+    from emmy.errors import UsageError
     from emmy.search.tuner import Stop
 
     ops, stop = api.expand(args.op), Stop()
+    several = args.fleet is not None or args.gpu == "all"
+    args.gpu = args.gpu or ("all" if several else "cpu")
+    if several and args.collect:
+        raise UsageError("--collect measures on one device: name it with --gpu, and leave out --fleet")
+    if args.metrics_port and not several:
+        raise UsageError("--metrics-port tells of several devices: add --gpu all or --fleet ADDRESS")
     if args.collect:
         return _collect(ops, args, stop, screen)
+    failed: Mapping[str, EmmyError] = {}
     with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
         asked = _asked(args, stop, progress)
-        results = api.tune(ops, strategy=args.strategy, by_range=not args.one_schedule, **asked)
+        asked |= {"strategy": args.strategy, "by_range": not args.one_schedule, "ahead": args.ahead}
+        if several:
+            done = api.tune_fleet(
+                ops, fleet=args.fleet, metrics_port=args.metrics_port or 0, lost_after_s=args.lost_after, **asked
+            )
+            results, failed = done.results, done.failed
+        else:
+            results = api.tune(ops, **asked)
     _render(results, args, screen)
+    for target, error in failed.items():
+        screen.record("stopped", {"target": target, "error": type(error).__name__, "message": str(error)})
     if stop.asked:
         kept = "everything that was measured is kept; what was not finished goes on by the same command"
         predicted = any(r.predicted for r in results)
         screen.say(f"interrupted: {'the best prediction so far is kept' if predicted else kept}")
         return INTERRUPTED
-    return int(any(r.best is None and r.predicted is None for r in results))
+    return int(bool(failed) or any(r.best is None and r.predicted is None for r in results))
 
 
 def _asked(args: Namespace, stop: Stop, progress: TuneProgress) -> dict[str, Any]:
@@ -162,7 +215,7 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
             screen.record("tune", {"op": r.op, "verdict": "no right answer", "trials": r.trials, "statuses": r.counts})
             continue
         default_us = r.default.time_us if r.default else None
-        reproduce = f"emmy bench {quote(r.op)}{_options(args)}"
+        reproduce = f"emmy bench {quote(r.op)}{_options(r.target, args)}"
         sizes, beside = _of_all_sizes(r, args)
         reproduce += f" --schedule {quote(r.best.schedule)}" if beside else ""
         screen.show(f"{r.op}: {counts}; the default schedule took {number(default_us)} us")
@@ -180,12 +233,13 @@ def _render(results: tuple[TuneResult, ...], args: Namespace, screen: Screen) ->
                 "reproduce": reproduce,
             }
         )
-    show_races(screen, "tune", done, {"trials": "trials", "seconds": "s"})
+    cards = {"target": "card"} if len({r.target for r in results}) > 1 else {}
+    show_races(screen, "tune", done, {**cards, "trials": "trials", "seconds": "s"})
 
 
-def _options(args: Namespace) -> str:
+def _options(target: str, args: Namespace) -> str:
     """What names the device and the home in a command to run next."""
-    return f" {measured_where(args.gpu, args.threads)}" + (f" --home {args.home}" if args.home else "")
+    return f" {measured_where(target, args.threads)}" + (f" --home {args.home}" if args.home else "")
 
 
 def _of_all_sizes(r: TuneResult, args: Namespace) -> tuple[str, str]:
@@ -195,7 +249,7 @@ def _of_all_sizes(r: TuneResult, args: Namespace) -> tuple[str, str]:
 
     if r.best is None or (symbol := symbol_of(as_op(r.op))) is None:
         return "", ""
-    n = len(table(r.op, gpu=args.gpu, threads=args.threads, home=args.home))
+    n = len(table(r.op, gpu=r.target, threads=args.threads, home=args.home))
     sizes = (
         f"\n  sizes      one schedule for all of {symbol}, {number(r.best.time_us)} us at {symbol.name} = {symbol.hi}"
     )
@@ -224,8 +278,8 @@ def _render_ranges(r: TuneResult, args: Namespace, screen: Screen) -> list[dict[
 def _what_next(r: TuneResult, args: Namespace) -> str:
     """The command that repeats what is claimed here: a measurement, or of a card that is not here what is predicted."""
     if r.best is not None:
-        return f"reproduce  emmy bench {quote(r.op)}{_options(args)}"
-    return f"inspect    emmy show {quote(r.op)}{_options(args)}; where the card is, emmy bench takes the same"
+        return f"reproduce  emmy bench {quote(r.op)}{_options(r.target, args)}"
+    return f"inspect    emmy show {quote(r.op)}{_options(r.target, args)}; where the card is, emmy bench takes the same"
 
 
 def _render_predicted(r: TuneResult, args: Namespace, screen: Screen) -> None:
@@ -283,6 +337,8 @@ VERB = Verb(
         "tune matmul:512x4096x3840:f16 --gpu rtx4090",
         "tune @projections --collect --budget 30m",
         "tune 'matmul:m(1..4096)x4096x3840:f16:nk' --gpu h200 --budget 5m",
+        "tune @gemma4-12b --gpu all --budget 2m",
+        "tune @gemma4-12b --fleet auto --metrics-port 9100",
     ),
     configure,
     run,

@@ -12,6 +12,7 @@ and let go of it at once (`Snapshot`).
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from emmy.records import Measurement, Origin, Status
 log = logging.getLogger("emmy.costmodel.dataset")
 
 DATABASE = "emmy.duckdb"
+_TURNS = threading.Lock()  # threads of one process would share the database, and each other's journals
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,10 @@ class Dataset:
 
         A row counts once, however often its journal is ingested: kill this at any moment and do it again.
         """
+        with _TURNS:
+            return self._ingest(dead)
+
+    def _ingest(self, dead: bool) -> IngestReport:
         waiting = closed_journals(self.home)
         if dead:
             waiting += tuple(p for p in open_journals(self.home) if not is_live(p))

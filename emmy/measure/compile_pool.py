@@ -21,6 +21,7 @@ from emmy.hostcc import CompilerKilled
 from emmy.ir.ops import parse_op
 from emmy.ir.ops.op import Accumulate
 from emmy.ir.target import Target
+from emmy.measure.measurer import Ready, ignore
 from emmy.records import Candidate, Status
 
 NICENESS = 10  # compilers give way to the kernel that is being measured
@@ -75,20 +76,24 @@ class Compiled:
 
 
 class CompilePool:
-    """Threads that each run one compiler at a time, at low priority."""
+    """Threads that each run one compiler at a time, at low priority. `on_close`: called when all have ended."""
 
-    def __init__(self, build: Builder, workers: int) -> None:
-        self._build = build
+    def __init__(self, build: Builder, workers: int, on_close: Callable[[], None] = lambda: None) -> None:
+        self._build, self._on_close = build, on_close
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="emmy-compile", initializer=_give_way)
         self._ahead: dict[Candidate, Future[Compiled]] = {}
 
-    def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Compiles these from now on, for a later `compile`, which takes each once."""
-        self._ahead |= {c: self._pool.submit(self._one, c) for c in candidates if c not in self._ahead}
+    def begin(self, candidates: Sequence[Candidate], ready: Ready = ignore) -> None:
+        """Compiles these from now on, for a later `compile`, which takes each once. `ready`: told of each that is done."""
+        for candidate in candidates:
+            future = self._ahead.get(candidate)
+            if future is None:
+                future = self._ahead[candidate] = self._pool.submit(self._one, candidate)
+            future.add_done_callback(lambda done, c=candidate: ready(c))  # type: ignore[misc]
 
     def compile(self, candidates: Sequence[Candidate]) -> Iterator[Compiled]:
         """Results in the candidates' order, as they come. Leaving the iterator early drops what has not begun."""
-        futures = [self._ahead.pop(c) if c in self._ahead else self._pool.submit(self._one, c) for c in candidates]
+        futures = [self._taken(c) or self._pool.submit(self._one, c) for c in candidates]
         try:
             for future in futures:
                 yield future.result()
@@ -96,21 +101,33 @@ class CompilePool:
             for future in futures:
                 future.cancel()
 
+    def _taken(self, candidate: Candidate) -> Future[Compiled] | None:
+        try:
+            return self._ahead.pop(candidate)
+        except KeyError:
+            return None
+
     def close(self) -> None:
         """Waits for the compilers that run and drops what has not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._on_close()
 
     def _one(self, candidate: Candidate) -> Compiled:
-        begin_s = time.perf_counter()
-        try:
-            result: Built | NotBuilt = self._build(candidate)
-        except CompilerKilled as e:
-            result = NotBuilt("device_lost", str(e)[:MOST_DIAGNOSTICS])
-        except CompileError as e:
-            result = NotBuilt("compile", str(e)[:MOST_DIAGNOSTICS])
-        except (PlanError, UsageError) as e:  # IllegalMove is a PlanError
-            result = NotBuilt("constraints", str(e)[:MOST_DIAGNOSTICS])
-        return Compiled(candidate, result, time.perf_counter() - begin_s)
+        return compiled(self._build, candidate)
+
+
+def compiled(build: Builder, candidate: Candidate) -> Compiled:
+    """What comes of the candidate."""
+    begin_s = time.perf_counter()
+    try:
+        result: Built | NotBuilt = build(candidate)
+    except CompilerKilled as e:
+        result = NotBuilt("device_lost", str(e)[:MOST_DIAGNOSTICS])
+    except CompileError as e:
+        result = NotBuilt("compile", str(e)[:MOST_DIAGNOSTICS])
+    except (PlanError, UsageError) as e:  # IllegalMove is a PlanError
+        result = NotBuilt("constraints", str(e)[:MOST_DIAGNOSTICS])
+    return Compiled(candidate, result, time.perf_counter() - begin_s)
 
 
 def _give_way() -> None:

@@ -34,7 +34,8 @@ class CudaMeasurer(WorkerMeasurer):
     compile_workers: processes that compile beside the measurement; 0 = one a core
     wait:            queue behind whoever holds the device instead of raising DeviceBusy
     gpu:             the GPU; default: the first one that is the target's product
-    build:           candidate -> plan file; Emmy's code generator unless a test brings its own
+    build:           candidate -> plan file; Emmy's code generator unless somebody brings another
+    pool:            compilers that are shared with other devices, and not closed; `compile_workers` and `build` do not count then
 
     Raises NoSuchDevice when the target is not on this machine, DeviceBusy when it is taken.
     """
@@ -49,6 +50,7 @@ class CudaMeasurer(WorkerMeasurer):
         wait: bool = False,
         gpu: Gpu | None = None,
         build: Builder | None = None,
+        pool: CompilePool | None = None,
         cache: Path | None = None,
     ) -> None:
         if target.is_cpu:
@@ -56,23 +58,18 @@ class CudaMeasurer(WorkerMeasurer):
         gpu = gpu or find_gpu(target)
         cache = cache or config.cache_dir()
         device = gpu_device(gpu, target.name, f"nvrtc {nvrtc_version()}")
-        workers = compile_workers or len(os.sched_getaffinity(0))
-        self._builder = RemoteBuilder(target, 0 if build else workers)
         super().__init__(
             device,
             DeviceLock(cache / "locks", gpu_lock_name(gpu)),
             Worker(target.name, 1, cache / "references", {"CUDA_VISIBLE_DEVICES": gpu.uuid, **inductor_cache(cache)}),
-            CompilePool(build or self._builder, workers),
+            pool or compilers(target, compile_workers, build),
             GpuState(),
             Protocol("cold", "burst", "event", 1, SAMPLES),
             floor_us=floor_us,
             limit=limit,
             wait=wait,
+            owns_pool=pool is None,
         )
-
-    def close(self) -> None:
-        super().close()
-        self._builder.close()
 
 
 class GpuState(Surroundings):
@@ -91,6 +88,15 @@ class GpuState(Surroundings):
             contended = True
         clock_mhz, temperature_c = facts.pop("sm_mhz", None), facts.pop("temperature_c", None)
         return Circumstances(contended, facts, clock_mhz, temperature_c)
+
+
+def compilers(target: Target, workers: int = 0, build: Builder | None = None) -> CompilePool:
+    """Compilers of the target's candidates, in processes of their own unless `build` is given; 0 = one a core."""
+    workers = workers or len(os.sched_getaffinity(0))
+    if build is not None:
+        return CompilePool(build, workers)
+    remote = RemoteBuilder(target, workers)
+    return CompilePool(remote, workers, remote.close)
 
 
 def find_gpu(target: Target) -> Gpu:

@@ -24,7 +24,8 @@ _COST = 0.05  # share of the time that one octave from the best value adds, squa
 class FakeMeasurer(Measurer):
     """Rows by formula. `delay_s` is spent on each candidate; `faults` gives some schedules another status.
 
-    `fault_share` of all other candidates fail as well, picked by their text. `product` is what the device calls itself.
+    `fault_share` of all other candidates fail as well, picked by their text. `product` is what the device calls itself,
+    `name` tells it from others of its product, which give the same times.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class FakeMeasurer(Measurer):
         fault_share: float = 0.0,
         threads: int = 1,
         product: str = "fake",
+        name: str = "device",
     ) -> None:
         self.seed, self.delay_s, self.fault_share, self.threads = seed, delay_s, fault_share, threads
         self.faults = dict(faults or {})
-        self._device = Device(target, product, _hex("device")[:16], "fake", "fake")
+        self._device = Device(target, product, _hex(name)[:16], "fake", "fake")
         self.n_measured = 0
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from emmy.codegen.build import source
 from emmy.errors import UsageError
@@ -47,6 +47,28 @@ class Heat:
 
 # (schedule, static facts of its binary, best time so far) -> predicted time in microseconds of what need not be timed.
 Look = Callable[[str, Mapping[str, float], float | None], float | None]
+
+
+Ready = Callable[[Candidate], None]
+Keep = Callable[[Measurement], Measurement]  # a row -> the row as it is stored
+
+
+def ignore(candidate: Candidate) -> None:
+    """What is done when a candidate is ready, where nobody waits for it."""
+
+
+BATCH = 8  # candidates that a search asks for at once
+
+
+class Rows(Protocol):
+    """Rows in the order of what was asked for."""
+
+    def __iter__(self) -> Iterator[Measurement]: ...
+
+    def __next__(self) -> Measurement: ...
+
+    def close(self) -> None:
+        """Takes no more of them: what was not begun is not measured, what is being measured is still kept."""
 
 
 class Measurer(ABC):
@@ -95,8 +117,27 @@ class Measurer(ABC):
         """Of the source that it would time today. Raises PlanError or UsageError for a schedule that is refused."""
         return source(parse_op(candidate.op), candidate.schedule, load_target(self.device.target)).digest
 
-    def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  # what needs no compiler has nothing to prepare
-        """Says what will be measured later, so that it may be compiled by then. Does not wait."""
+    @property
+    def ahead(self) -> int:
+        """How many batches of `BATCH` candidates must be begun at once to keep it busy."""
+        return 1
+
+    def begin(self, candidates: Sequence[Candidate], best_us: float | None, look: Look | None, keep: Keep) -> Rows:
+        """As `stream`, with each row as `keep` gives it back.
+
+        Several devices begin at once, each keeps its rows in whatever order and thread they come, and the next batch may be
+        begun before this one's rows are taken.
+        """
+        for row in self.stream(candidates, best_us, *((look,) if look else ())):
+            yield keep(row)
+
+    def prepare(self, candidates: Sequence[Candidate], ready: Ready = ignore) -> None:
+        """Says what will be measured later, so that it may be compiled by then. Does not wait.
+
+        ready: called of each, from whatever thread, as soon as it needs nothing but the device
+        """
+        for candidate in candidates:
+            ready(candidate)
 
     def close(self) -> None:  # noqa: B027  # most have nothing to give back
         """Gives the device back. Nothing can be measured afterwards."""

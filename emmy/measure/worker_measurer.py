@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from emmy.measure.compile_pool import Built, Compiled, CompilePool, NotBuilt
 from emmy.measure.lock import DeviceLock
-from emmy.measure.measurer import Heat, Look, Measurer, Rivalled, speedup
+from emmy.measure.measurer import Heat, Look, Measurer, Ready, Rivalled, ignore, speedup
 from emmy.measure.protocol import STOCK, Job, Outcome, Report, Rival
 from emmy.measure.worker import Fault, Worker
 from emmy.records import STATUSES, Candidate, Device, Measurement, Protocol, Status, new_id, now_utc
@@ -83,6 +83,7 @@ class WorkerMeasurer(Measurer):
     timing:   what rows say of how they are timed; its `repeats` is how many samples a row gets
     floor_us: op text -> the least time the device can take (a roofline); faster rows become `implausible`
     stock:    time the stock kernel beside every candidate, not in races only
+    owns_pool: close `pool` in the end; other devices share it otherwise
 
     Raises DeviceBusy when another process holds the lock, unless told to `wait`.
     """
@@ -100,7 +101,9 @@ class WorkerMeasurer(Measurer):
         limit: RunLimit,
         wait: bool,
         stock: bool = False,
+        owns_pool: bool = True,
     ) -> None:
+        self._owns_pool = owns_pool
         self._device, self._lock, self._worker, self._pool = device, lock, worker, pool
         self._surroundings, self._timing, self._stock = surroundings, timing, stock
         self.limit, self.floor_us = limit, floor_us
@@ -120,11 +123,12 @@ class WorkerMeasurer(Measurer):
 
     def close(self) -> None:
         self._worker.stop()
-        self._pool.close()
+        if self._owns_pool:
+            self._pool.close()
         self._lock.release()
 
-    def prepare(self, candidates: Sequence[Candidate]) -> None:
-        self._pool.begin(candidates)
+    def prepare(self, candidates: Sequence[Candidate], ready: Ready = ignore) -> None:
+        self._pool.begin(candidates, ready)
 
     def stream(
         self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None

@@ -53,6 +53,7 @@ class Racing:
 
     op: str
     n: int
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Finished:
     why: str
     trials: int
     elapsed_s: float
+    target: str = ""
 
 
 Event = Started | Measured | Scored | Racing | Note | Finished

@@ -24,6 +24,7 @@ from emmy.ir.ops import Op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
 from emmy.ir.target import Target, load_target, target_names
+from emmy.measure.measurer import BATCH
 from emmy.records import now_utc
 from emmy.search.emulator_check import Check, check
 from emmy.search.events import Finished, Listener, Note, Scored, Started, ignore
@@ -33,7 +34,7 @@ from emmy.search.registry import make_strategy
 from emmy.search.session import Request
 from emmy.search.space import Point, Trial
 from emmy.search.strategy import Strategy
-from emmy.search.tuner import BATCH, FINALISTS, INTERRUPTED, Stop, TuneResult
+from emmy.search.tuner import FINALISTS, INTERRUPTED, Stop, TuneResult
 
 Build = Callable[[SourceUnit, Target], GpuLibrary]
 Checker = Callable[[Op, str, Target], Check]

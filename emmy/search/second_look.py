@@ -17,6 +17,7 @@ import numpy as np
 
 from emmy.costmodel.built import built_features
 from emmy.costmodel.model import CostModel
+from emmy.measure.measurer import Look
 from emmy.records import Measurement
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.space import Point
@@ -43,12 +44,20 @@ class SecondLook:
             return None
         return cls(space, model)
 
-    def __call__(self, schedule: str, static: Mapping[str, float], best_us: float | None) -> float | None:
-        """The predicted time in microseconds of a candidate that need not be timed; None for one that is worth it."""
+    def as_of(self, best_us: float | None) -> Look | None:
+        """The look as it is now, whatever is learnt later: what a batch is looked at with is fixed when it is asked for.
+        None while it passes nothing over.
+        """
         if best_us is None or len(self._errors) < _LEAST:
             return None
-        log2_us = self._predict(schedule, static) + sum(self._errors) / (len(self._errors) + _PRIOR)
-        return float(2.0**log2_us) if log2_us > log2(BEHIND * best_us) else None
+        limit, correction = log2(BEHIND * best_us), sum(self._errors) / (len(self._errors) + _PRIOR)
+
+        def look(schedule: str, static: Mapping[str, float], known_us: float | None) -> float | None:
+            """The predicted time in microseconds of a candidate that need not be timed; None for one that is worth it."""
+            log2_us = self._predict(schedule, static) + correction
+            return float(2.0**log2_us) if log2_us > limit else None
+
+        return look
 
     def learn(self, row: Measurement) -> None:
         """Takes in a row of the op that was timed."""

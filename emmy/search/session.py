@@ -49,7 +49,8 @@ _PLAIN = 3.0  # times the roofline that a schedule nobody searched for may take
 class Request:
     """One op to tune. `protocol` names how it is timed (cache, threads): rows of another protocol are not known trials.
 
-    sums: how its schedules keep their sums; None = as it pays on the target
+    sums:  how its schedules keep their sums; None = as it pays on the target
+    ahead: batches of proposals that may be out at once; 0 = as many as keep the measurer busy
     """
 
     op: Op
@@ -60,6 +61,7 @@ class Request:
     threads: int
     fresh: bool = False
     sums: Accumulate | None = None
+    ahead: int = 0
 
 
 def open_run(
@@ -85,7 +87,8 @@ def open_run(
     if path.exists():
         start = Start.from_text(read_journal(path).header.start)
     else:
-        start = replace(_start(request, space, measurer, home, on_event), done=done)
+        start = _start(request, space, measurer, home, on_event)
+        start = replace(start, done=done, ahead=request.ahead or measurer.ahead)
         if request.strategy == COLLECT:
             start = replace(start, elsewhere=_elsewhere(request, space, device, home), shares=SHARES)
     known = _trials(space, start.known)

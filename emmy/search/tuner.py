@@ -9,23 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 
 from emmy.errors import DataError
 from emmy.ir.dispatch import Dispatch
 from emmy.ir.roofline import roofline_us
-from emmy.measure.journal import Journal, RunHeader, closed_path, journal_path
-from emmy.measure.measurer import Measurer, Speedup
-from emmy.records import Candidate, Measurement, new_id, now_utc
+from emmy.measure.journal import RunHeader, closed_path, journal_path
+from emmy.measure.measurer import BATCH, Measurer, Rows, Speedup
+from emmy.records import Candidate, Measurement, now_utc
 from emmy.search.budget import Budget
 from emmy.search.events import Finished, Listener, Measured, Note, Racing, Started, ignore
 from emmy.search.predictions import Prediction, Rejection
 from emmy.search.ranges import RangeWinner, dispatch_of
+from emmy.search.run_journal import RunJournal
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.second_look import SecondLook
 from emmy.search.space import Point, Trial
@@ -35,10 +35,7 @@ log = logging.getLogger("emmy.search.tuner")
 
 FINALISTS = 5
 INTERRUPTED = "interrupted"  # why a run ended that can be resumed
-BATCH = 8
 PASSED_OVER = "passed_over"
-
-_Timed = tuple[Measurement, float]  # a row, and the seconds that had been spent on the run when it was stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,7 @@ class Start:
     ] = ()  # the stored winner: raced whatever the search finds, so that nothing worse takes its place
     elsewhere: tuple[str, ...] = ()  # winners of other cards, for a run that collects
     shares: Mapping[str, float] = field(default_factory=dict)  # what its proposals are dealt by
+    ahead: int = 1  # batches that are out at once
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -66,7 +64,7 @@ class Start:
             shares = {str(k): float(x) for k, x in raw.get("shares", {}).items()}
             texts = {k: tuple(map(str, raw.get(k, ()))) for k in ("best", "elsewhere")}
             first, done = (tuple(map(str, raw[k])) for k in ("first", "done"))
-            return cls(first, known, done, **texts, shares=shares)
+            return cls(first, known, done, **texts, shares=shares, ahead=int(raw.get("ahead", 1)))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise DataError(f"journal header: start is not what a search writes: {e}") from None
 
@@ -146,6 +144,27 @@ class Stop:
     asked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Points that are out: rows that were recorded of them, by key, and those that come in the points' order."""
+
+    points: Sequence[Point]
+    recorded: Mapping[str, Measurement]
+    rows: Rows | None
+
+    def __iter__(self) -> Iterator[tuple[Point, Measurement]]:
+        for point in self.points:
+            row = self.recorded.get(point.key)
+            if row is None:
+                assert self.rows is not None
+                row = next(self.rows)
+            yield point, row
+
+    def close(self) -> None:
+        if self.rows is not None:
+            self.rows.close()
+
+
 @dataclass(slots=True)
 class Run:
     """One run over one space. `strategy` must be fresh; `plan` says what it was built from."""
@@ -162,20 +181,16 @@ class Run:
     races: bool = True  # whether the best few are measured again at the end
     look: SecondLook | None = None  # at what was compiled, before it is timed
     rows: list[Measurement] = field(default_factory=list)
-    _journal: Journal | None = None
-    _recorded: dict[str, deque[_Timed]] = field(default_factory=lambda: defaultdict(deque))  # by schedule
-    _resumed: int = 0
-    _spent_s: float = 0.0  # by earlier sittings
+    _journal: RunJournal = field(init=False)
     _elapsed_s: float = 0.0  # at the last row
-    _began: float = 0.0  # of this sitting, on the monotonic clock
     _best: Measurement | None = None
     _since_best: int = 0
     _passed_over: int = 0
 
     def go(self) -> TuneResult:
         """Run to the end of the budget, the space, or an interruption."""
-        self._open()
         plan = self.plan
+        self._journal = RunJournal(self.home, self._header())
         self.on_event(
             Started(
                 plan.op,
@@ -183,101 +198,84 @@ class Run:
                 plan.strategy,
                 plan.budget,
                 self.run_id,
-                self._resumed,
+                self._journal.resumed,
                 len(plan.start.known),
                 plan.model,
             )
         )
-        self._began = time.monotonic()
+        self._journal.begin()
         try:
             why = self._search()
             finalists = self._race() if self.races and why != INTERRUPTED else ()
         except BaseException:
-            assert self._journal is not None
             self._journal.leave()
             raise
-        assert self._journal is not None
         if why == INTERRUPTED:
             self._journal.leave()
         else:
             self._journal.close()
-        self.on_event(Finished(plan.op, why, len(self.rows), self._elapsed_s))
+        self.on_event(Finished(plan.op, why, len(self.rows), self._elapsed_s, plan.target))
         return self._result(why, finalists)
 
-    # ------------------------------------------------------------ journal
-    def _open(self) -> None:
-        path = journal_path(self.home, self.run_id)
-        if path.exists():
-            self._journal, old = Journal.reopen(path)
-            for row, elapsed_s in zip(old.rows, old.elapsed_s, strict=True):
-                self._recorded[row.schedule].append((row, elapsed_s))
-            self._resumed, self._spent_s = len(old.rows), max(old.elapsed_s, default=0.0)
-            return
+    def _header(self) -> RunHeader:
         p = self.plan
-        header = RunHeader(
-            self.run_id,
-            p.op,
-            p.target,
-            p.strategy,
-            p.seed,
-            str(p.budget),
-            p.model,
-            0,
-            self.emmy_version,
-            now_utc(),
-            p.start.to_text(),
+        start, made = p.start.to_text(), now_utc()
+        return RunHeader(
+            self.run_id, p.op, p.target, p.strategy, p.seed, str(p.budget), p.model, 0, self.emmy_version, made, start
         )
-        self._journal = Journal.create(path, header)
 
-    def _keep(self, row: Measurement) -> _Timed:
-        """The row as it is stored, and when: what is decided after it must be decided again when the run is resumed."""
-        row = replace(
-            row,
-            run_id=self.run_id,
-            id=row.id or new_id(),
-            emmy_version=self.emmy_version,
-            time_utc=row.time_utc or now_utc(),
-            static={**row.static, **self.strategy.marks(row.schedule)},
-        )
-        assert self._journal is not None
-        elapsed_s = self._spent_s + time.monotonic() - self._began
-        self._journal.append(row, elapsed_s)
-        return row, elapsed_s
+    def _keep(self, row: Measurement) -> Measurement:
+        return self._journal.keep(row, lambda schedule: dict(self.strategy.marks(schedule)))
 
     # ------------------------------------------------------------ search
     def _search(self) -> str:
         if self.stop.asked:
             return INTERRUPTED
         default = self.space.default()
-        opening = [default, *self._donors(default)]
-        why = self._measure(opening)
+        why = self._tell(self._begin([default, *self._donors(default)], None))
+        out: deque[_Batch] = deque()  # in the order they were asked for
         while why is None:
-            points = self.strategy.ask(BATCH)
-            if not points:
-                return "exhausted"
-            why = self._measure(points, self.look)
+            while len(out) < self.plan.start.ahead and (points := self._ask(out)):
+                out.append(self._begin(points, self.look))
+            why = self._tell(out.popleft()) if out else "exhausted"
+        for batch in out:
+            batch.close()
         return why
+
+    def _ask(self, out: Sequence[_Batch]) -> list[Point]:
+        """The next batch; not more than the budget's trials leave beside those that are out."""
+        trials = self.plan.budget.trials
+        left = BATCH if trials is None else trials - self._n_trials - sum(len(b.points) for b in out)
+        return self.strategy.ask(BATCH)[:left] if left > 0 else []
 
     def _donors(self, default: Point) -> list[Point]:
         found = [self.space.locate(s) for s in self.plan.start.first]
         keys = {default.key, *(k for k, _ in self.plan.start.known)}
         return [p for p in {q.key: q for q in found if q is not None}.values() if p.key not in keys]
 
-    def _measure(self, points: Sequence[Point], look: SecondLook | None = None) -> str | None:
-        """Measure a batch and tell the strategy; the reason to stop, when there is one.
+    def _begin(self, points: Sequence[Point], look: SecondLook | None) -> _Batch:
+        """A batch whose rows come from the journal where it has them, else from the device."""
+        best_us = self._best.time_us if self._best else None
+        recorded = {p.key: row for p in points if (row := self._journal.take(p.key)) is not None}
+        todo = [Candidate(self.plan.op, p.key) for p in points if p.key not in recorded]
+        fixed = look.as_of(best_us) if look else None
+        return _Batch(points, recorded, self.measurer.begin(todo, best_us, fixed, self._keep) if todo else None)
+
+    def _tell(self, batch: _Batch) -> str | None:
+        """Tell the strategy what became of a batch; the reason to stop, when there is one.
 
         What is passed over once compiled counts as measured at its prediction, and as no trial.
         """
         trials, why = [], None
-        by_key = {p.key: p for p in points}
-        for row, elapsed_s in self._stream(points, look):
-            self._take(row, elapsed_s)
+        for point, row in batch:
+            self._take(row)
             predicted = row.static.get("predicted_us") if row.status == PASSED_OVER else None
-            trials.append(Trial(by_key[row.schedule], row.time_us or predicted))
-            spent = self.plan.budget.spent(self._n_trials, elapsed_s, self._since_best, self._reached())
+            trials.append(Trial(point, row.time_us or predicted))
+            spent = self.plan.budget.spent(self._n_trials, self._elapsed_s, self._since_best, self._reached())
             why = INTERRUPTED if self.stop.asked else spent
             if why:
                 break
+        batch.close()
         self.strategy.tell(trials)
         return why
 
@@ -285,26 +283,16 @@ class Run:
     def _n_trials(self) -> int:
         return len(self.rows) - self._passed_over
 
-    def _stream(self, points: Sequence[Point], look: SecondLook | None) -> Iterator[_Timed]:
-        """Rows in the order of `points`: from the journal while it has them, then from the device."""
-        todo, best_us = deque(points), self._best.time_us if self._best else None
-        while todo and self._recorded.get(todo[0].key):
-            yield self._recorded[todo.popleft().key].popleft()
-        candidates = [Candidate(self.plan.op, p.key) for p in todo]
-        looks = (look,) if look else ()
-        for row in self.measurer.stream(candidates, best_us, *looks) if todo else ():
-            yield self._keep(row)
-
-    def _take(self, row: Measurement, elapsed_s: float) -> None:
+    def _take(self, row: Measurement) -> None:
         self.rows.append(row)
-        self._elapsed_s = elapsed_s
+        self._elapsed_s = max(self._elapsed_s, self._journal.elapsed_s(row))
         self._passed_over += row.status == PASSED_OVER
         if self.look:
             self.look.learn(row)
         is_best = row.time_us is not None and row.time_us < _time(self._best)
         self._best, self._since_best = (row, 0) if is_best else (self._best, self._since_best + 1)
         best_us = self._best.time_us if self._best else None
-        self.on_event(Measured(row, len(self.rows), best_us, is_best, elapsed_s, self._eta()))
+        self.on_event(Measured(row, len(self.rows), best_us, is_best, self._elapsed_s, self._eta()))
 
     def _reached(self) -> float:
         """The share of the roofline that the best time reaches. A disturbed time is too long, so that it misleads nobody."""
@@ -313,12 +301,12 @@ class Run:
         return least / _time(self._best)
 
     def _eta(self) -> float | None:
-        n, b = self._n_trials, self.plan.budget
+        n, b, journal = self._n_trials, self.plan.budget, self._journal
         left = []
         if b.seconds is not None:
             left.append(b.seconds - self._elapsed_s)
-        if b.trials is not None and n > self._resumed:
-            left.append((b.trials - n) * (self._elapsed_s - self._spent_s) / (n - self._resumed))
+        if b.trials is not None and n > journal.resumed:
+            left.append((b.trials - n) * (self._elapsed_s - journal.spent_s) / (n - journal.resumed))
         return max(0.0, min(left)) if left else None
 
     # ------------------------------------------------------------ race
@@ -335,19 +323,20 @@ class Run:
         if not keys:
             self.on_event(Note("no candidate gave a right answer: nothing to race"))
             return ()
-        raced = {k: self._recorded[k].popleft()[0] for k in keys if self._recorded.get(k)}
+        raced = {k: row for k in keys if (row := self._journal.take(k)) is not None}
         missing = [k for k in keys if k not in raced]
         if missing:
-            self.on_event(Racing(self.plan.op, len(missing)))
+            self.on_event(Racing(self.plan.op, len(missing), self.plan.target))
             for row in self.measurer.race([Candidate(self.plan.op, k) for k in missing]):
-                raced[row.schedule], self._elapsed_s = self._keep(row)
+                raced[row.schedule] = kept = self._keep(row)
+                self._elapsed_s = max(self._elapsed_s, self._journal.elapsed_s(kept))
         return tuple(raced[k] for k in keys if k in raced)
 
     def _beyond(self) -> list[Measurement]:
         """The journal's rows of the search that this one did not come to, taken out of what is recorded: not of a race."""
         seen = {r.schedule for r in self.rows}
-        left = [k for k, rows in self._recorded.items() if rows and k not in seen and not speedup_of(rows[0][0])]
-        return [self._recorded[k].popleft()[0] for k in left]
+        left = [r.schedule for r in self._journal.left() if r.schedule not in seen and not speedup_of(r)]
+        return [row for k in left if (row := self._journal.take(k)) is not None]
 
     def _result(self, why: str, finalists: tuple[Measurement, ...]) -> TuneResult:
         placed = sorted((r for r in finalists if r.time_us is not None), key=_time)
@@ -363,7 +352,7 @@ class Run:
             why=why,
             run_id=self.run_id,
             raced=bool(placed),
-            resumed=self._resumed,
+            resumed=self._journal.resumed,
             rows=tuple(self.rows),
         )
 

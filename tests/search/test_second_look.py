@@ -37,15 +37,17 @@ def test_only_what_is_far_behind_is_passed_over_and_predictions_learn_from_rows(
     space = ScheduleSpace(parse_op("matmul:64x64x64:f16"), load_target("h200"))
     schedule, few, many = space.default().key, {"registers": 40.0}, {"registers": 200.0}
     look = SecondLook.of(space, SeesRegisters())  # type: ignore[arg-type]
-    assert look is not None and look(schedule, many, 8.0) is None, "without rows of the op nothing is passed over"
+    assert look is not None and look.as_of(8.0) is None, "without rows of the op nothing is passed over"
     row = FakeMeasurer("h200").measure([Candidate(space.op.key, schedule)])[0]
     for _ in range(4):
         look.learn(replace(row, status="ok", samples_us=(16.0,), static=few))  # twice as slow as predicted
-    slow = look(schedule, many, 16.0)
+    now, later = look.as_of(16.0), look.as_of(120.0)
+    assert now is not None and later is not None and look.as_of(None) is None
+    slow = now(schedule, many, 16.0)
     assert slow is not None and 80 < slow <= 160
-    assert (
-        look(schedule, many, 120.0) is None and look(schedule, few, 16.0) is None and look(schedule, many, None) is None
-    )
+    assert later(schedule, many, 120.0) is None and now(schedule, few, 16.0) is None
+    look.learn(replace(row, status="ok", samples_us=(16.0,), static=many))
+    assert now(schedule, many, 16.0) == slow, "what is learnt later does not change what a batch is looked at with"
     blind = SimpleNamespace(is_calibrated=True, card=SimpleNamespace(built_names=()))
     assert SecondLook.of(space, blind) is None and SecondLook.of(space, None) is None  # type: ignore[arg-type]
 
@@ -67,7 +69,10 @@ class EveryThird:
     def __init__(self) -> None:
         self.learnt: list[str] = []
 
-    def __call__(self, schedule: str, static: Mapping[str, float], best_us: float | None) -> float | None:
+    def as_of(self, best_us: float | None) -> Look:
+        return self._passes
+
+    def _passes(self, schedule: str, static: Mapping[str, float], best_us: float | None) -> float | None:
         return 1e6 if sum(map(ord, schedule)) % 3 == 0 else None
 
     def learn(self, row: Measurement) -> None:

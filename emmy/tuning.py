@@ -1,0 +1,97 @@
+"""Ops tuned one after another on one target, on whatever measures there: the order, the ranges, the model that leads.
+
+Does not look for devices, and predicts nothing for those that are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from emmy import __version__
+from emmy.costmodel.model import CostModel
+from emmy.costmodel.recording import recording
+from emmy.ir.ops import Op
+from emmy.ir.target import Target
+from emmy.measure.measurer import Measurer
+from emmy.ranged import Group, Measured, settle
+from emmy.search.budget import Budget
+from emmy.search.events import Listener, Note
+from emmy.search.ranges import RangeWinner
+from emmy.search.session import at_stake, load_model
+from emmy.search.sitting import Sitting
+from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How ops are tuned, whatever the target; `api.tune` says what each means. `model`: a file, "roofline" or None."""
+
+    budget: Budget
+    strategy: str
+    seed: int
+    threads: int
+    fresh: bool
+    by_range: bool
+    ahead: int
+    model: str | None
+
+
+@dataclass(slots=True)
+class Tuning:
+    """Ops on one target. Raises StaleModel for a model that the terms name and that cannot lead."""
+
+    target: Target
+    ops: Sequence[Op]
+    terms: Terms
+    home: Path
+    on_event: Listener
+    stop: Stop
+    leader: CostModel | None = field(init=False)
+    groups: tuple[Group, ...] = field(init=False)  # the most valuable first
+
+    def __post_init__(self) -> None:
+        t = self.terms
+        self.leader = load_model(t.model, self.target, self.home, self.on_event)
+        by_value = sorted(self.ops, key=at_stake(self.target, t.threads, self.home), reverse=True)
+        self.groups = tuple(
+            Group.of(o, t.by_range, t.budget, self.target, t.strategy, t.seed, t.threads, t.fresh, t.ahead)
+            for o in by_value
+        )
+        for text in (g.said for g in self.groups):
+            if text is not None:
+                self.on_event(Note(text))
+
+    @property
+    def n_runs(self) -> int:
+        """Searches that are asked for: one an op, or one a range."""
+        return sum(len(g.requests) for g in self.groups)
+
+    def on(self, here: Measurer, alone: bool = False) -> list[TuneResult]:
+        """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it."""
+        requests = [r for g in self.groups for r in g.requests]
+        keeps_up = self.terms.model is None
+        sitting = Sitting(requests, here, self.home, __version__, self.leader, keeps_up, self.on_event, self.stop)
+        results: list[TuneResult] = []
+        for group in self.groups:
+            found: list[TuneResult] = []
+            for request in group.requests:
+                if (result := sitting.run(request)) is None:
+                    continue
+                found.append(result)
+                if result.why == INTERRUPTED:  # where the same command goes on
+                    break
+            results += [r for r in group.result(found, partial(self._settled, here)) if r.trials or alone]
+            if found and found[-1].why == INTERRUPTED:
+                break
+        return results
+
+    def _settled(self, here: Measurer, group: Group) -> tuple[RangeWinner, ...]:
+        """The table of a group whose ranges were tuned, after races between neighbours."""
+        with recording(self.home, "ranges", group.op.key, group.target.name, __version__) as keep:
+            evidence = Measured.stored(self.home, group.op, group.target, group.threads)
+            evidence.here, evidence.keep, evidence.on_event = here, keep, self.on_event
+            settle(evidence, self.stop)
+            return evidence.table()

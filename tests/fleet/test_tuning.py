@@ -1,0 +1,177 @@
+"""Several kinds of card in one command, without Ray: fakes by formula; and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
+from emmy.fleet import node, tuning
+from emmy.fleet.status import Status, running
+from emmy.fleet.tuning import FleetResult, tune_on
+from emmy.ir.ops import parse_op
+from emmy.measure import factory
+from emmy.measure.device_pool import DevicePool
+from emmy.measure.fake import FakeMeasurer
+from emmy.measure.member import LocalMember
+from emmy.records import Candidate
+from emmy.runtime.cuda_driver import Gpu
+from emmy.search.budget import parse_budget
+from emmy.search.events import Event, Finished, Measured, Racing, Started
+from emmy.tuning import Terms
+
+OP = "matmul:64x96x128:f32"
+
+
+def pool(target: str, n: int) -> DevicePool:
+    fakes = [FakeMeasurer(target, name=f"card {i}") for i in range(n)]
+    return DevicePool(fakes[0].device, [LocalMember(f) for f in fakes])
+
+
+Told = tuple[FleetResult, list[Event], Status]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A tune of two kinds: its result, its events, and the status that another process would have read last."""
+    home, events, seen = tmp_path_factory.mktemp("home"), [], []
+
+    def tell(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Racing):
+            seen.extend(running(home))
+
+    terms = Terms(parse_budget("10"), "random", 0, 1, False, True, 0, "roofline")
+    with pool("h200", 2) as one, pool("rtx4090", 1) as other:
+        result = tune_on({"h200": one, "rtx4090": other}, [parse_op(OP)], terms, home, tell)
+    assert not list((home / "fleet").iterdir()), "nothing is left of a command that has ended"
+    return result, events, seen[-1]
+
+
+def test_each_kind_of_card_is_tuned_for_by_itself(told: Told) -> None:
+    result, events, _ = told
+    assert [(r.target, r.trials, r.raced) for r in result.results] == [("h200", 10, True), ("rtx4090", 10, True)]
+    assert {r.device.target for r in result.results[0].rows} == {"h200"} and not result.failed
+    h200, rtx4090 = ({r.schedule for r in x.rows} for x in result.results)
+    assert h200 != rtx4090
+    for kind in (Started, Racing, Finished):
+        assert sorted(e.target for e in events if isinstance(e, kind)) == ["h200", "rtx4090"]
+    counts = [e.n for e in events if isinstance(e, Measured) and e.row.device.target == "h200"]
+    assert counts == list(range(1, 11))
+
+
+def test_another_process_can_read_how_it_goes(told: Told) -> None:
+    kinds = {k.target: k for k in told[2].kinds}
+    assert len(kinds["h200"].devices) == 2 and kinds["h200"].product == "fake"
+    assert {(k.ops, k.op, k.phase) for k in kinds.values()} <= {
+        (1, OP, "search"),
+        (1, OP, "race"),
+        (1, OP, "done"),
+        (1, "", ""),
+    }
+
+
+def test_prometheus_reads_the_same(told: Told) -> None:
+    pytest.importorskip("prometheus_client")
+    from emmy.fleet.metrics import served
+
+    port = 20000 + os.getpid() % 20000
+    with served(port, lambda: told[2]), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+        with pytest.raises(UsageError, match="Name another port"), served(port, lambda: told[2]):
+            pass
+    idle = sum(d.state == "idle" for d in next(k for k in told[2].kinds if k.target == "h200").devices)
+    assert f'emmy_devices{{state="idle",target="h200"}} {idle}.0' in text
+    assert 'emmy_finished_searches_total{target="rtx4090"}' in text
+
+
+def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "fleet").mkdir()
+    (tmp_path / "fleet" / "1234.json").write_text(json.dumps({"v": 1}))
+    assert running(tmp_path) == () and not list((tmp_path / "fleet").iterdir())
+
+
+def test_an_error_of_one_kind_stops_that_kind_alone(tmp_path: Path) -> None:
+    gone = DevicePool(FakeMeasurer("rtx4090").device)
+    terms = Terms(parse_budget("9"), "random", 0, 1, False, True, 0, "roofline")
+    with pool("h200", 1) as here, gone:
+        done = tune_on({"h200": here, "rtx4090": gone}, [parse_op(OP)], terms, tmp_path)
+        assert [r.target for r in done.results] == ["h200"] and isinstance(done.failed["rtx4090"], NoSuchDevice)
+        with pytest.raises(NoSuchDevice, match="no device is left"):
+            tune_on({"rtx4090": gone}, [parse_op(OP)], terms, tmp_path)
+
+
+# ---------------------------------------------------------------- this machine's GPUs
+def gpu(i: int, product: str) -> Gpu:
+    return Gpu(i, product, f"GPU-{i:08d}-0000-0000-0000-000000000000", (9, 0), 1 << 37, 1 << 25, 132, "13.0")
+
+
+class FakeCuda(FakeMeasurer):
+    """In the place of CudaMeasurer: `open` are those that hold a device; the third card is taken."""
+
+    open: ClassVar[list[str]] = []
+
+    def __init__(self, target: object, *, gpu: Gpu, pool: object, floor_us: object, wait: bool) -> None:
+        super().__init__(target.name, name=gpu.uuid)  # type: ignore[attr-defined]
+        if gpu.index == 2:
+            raise DeviceBusy("it is taken")
+        self.open.append(gpu.uuid)
+
+    def close(self) -> None:
+        self.open.pop()
+
+
+class NoCompilers:
+    begin = None
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_gpu_all_gathers_the_gpus_of_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [gpu(0, "NVIDIA H200"), gpu(1, "NVIDIA H200"), gpu(3, "NVIDIA GeForce RTX 4090")]
+    monkeypatch.setattr(factory, "gpus", lambda: tuple(here))
+    monkeypatch.setattr("emmy.measure.cuda.CudaMeasurer", FakeCuda)
+    monkeypatch.setattr("emmy.measure.cuda.compilers", lambda target: NoCompilers())
+    with tuning.local_pools((), 1, False, lambda text: None) as pools:
+        assert {name: len(p.members) for name, p in pools.items()} == {"h200": 2, "rtx4090": 1}
+        assert pools["h200"].device.uuid_hash == "several" and pools["rtx4090"].device.uuid_hash != "several"
+        (row,) = pools["h200"].measure([Candidate(OP, "k0/split(m,core,8)")])
+        assert row.device in {m.device for m in pools["h200"].members} and len(FakeCuda.open) == 3
+    assert not FakeCuda.open and NoCompilers.closed == 2
+    here.append(gpu(2, "NVIDIA H200"))
+    with pytest.raises(DeviceBusy), tuning.local_pools(("h200",), 1, False, lambda text: None):
+        pass
+    assert not FakeCuda.open, "the ones that were held are given back"
+    with (
+        pytest.raises(NoSuchDevice, match="this machine has h200, rtx4090"),
+        tuning.local_pools(("a100",), 1, False, str),
+    ):
+        pass
+    assert node.devices_here(cpu=True, needed=True) == {"cpu": 1, "h200": 3, "rtx4090": 1}
+
+
+def test_a_node_says_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "ray_command", lambda: "/venv/bin/ray")
+    monkeypatch.setattr(factory, "gpus", lambda: (gpu(0, "NVIDIA H200"), gpu(1, "NVIDIA H200")))
+    said = node.shown(node.start("10.0.0.1:6379"))
+    assert said == (
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1 ray start --address=10.0.0.1:6379 --num-gpus=0 "
+        "'--resources={\"emmy:h200\":2}' --disable-usage-stats --block"
+    )
+    monkeypatch.setattr(factory, "gpus", lambda: ())
+    with pytest.raises(NoSuchDevice, match="--compile-only"):
+        node.start("10.0.0.1:6379")
+    assert node.start("10.0.0.1:6379", compile_only=True).devices == {} == node.start(None).devices
+
+
+def test_without_ray_a_fleet_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'emmy\[fleet\]'"):
+        tuning.tune_fleet([], Terms(parse_budget("1"), "random", 0, 1, False, True, 0, None), address="auto")
