@@ -48,7 +48,7 @@ def run(folder: Path, additional: Mapping[str, Any], load_format: str, **environ
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
