@@ -132,3 +132,10 @@ def calls_since(before: Mapping[str, Calls]) -> dict[tuple[str, int], int]:
     """Calls that kernels served since, by op and number of its range."""
     then = {(op, i): n for op, c in before.items() for i, n in enumerate(c.served)}
     return {(op, i): n - then.get((op, i), 0) for op, c in calls().items() for i, n in enumerate(c.served)}
+
+
+def modules(worker: object) -> list[str]:
+    """What a worker's process has imported."""
+    import sys
+
+    return list(sys.modules)
