@@ -44,6 +44,7 @@ __all__ = [
     "attention_device",
     "current_settings",
     "is_batch_invariant",
+    "is_on_gpu",
     "is_replaced",
     "most_logits",
     "most_requests",
@@ -83,9 +84,14 @@ def most_logits(config: VllmConfig) -> int:
     return int(config.scheduler_config.max_num_seqs) * (1 + drafted)
 
 
+def is_on_gpu() -> bool:
+    """Whether vLLM runs on a GPU here."""
+    return bool(current_platform.is_cuda_alike())
+
+
 def is_batch_invariant() -> bool:
     """Whether vLLM's own kernels give a request the same bits in any batch: a mode of its, on GPUs."""
-    return bool(vllm.envs.VLLM_BATCH_INVARIANT) and bool(current_platform.is_cuda_alike())
+    return bool(vllm.envs.VLLM_BATCH_INVARIANT) and is_on_gpu()
 
 
 def after_loading(then: Callable[[VllmConfig], None]) -> None:

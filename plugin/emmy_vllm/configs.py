@@ -65,6 +65,7 @@ def check_configurations(why_not: str) -> None:
             raise UntestedVllm(why_not)
         settings.open()
         refuse_overlap(self)
+        refuse_half_invariance(settings)
         _cut_compiled_ranges(self, settings)
         counts.export(self.instance_id)
 
@@ -76,6 +77,22 @@ def refuse_overlap(config: VllmConfig) -> None:
     if config.parallel_config.use_ubatching:
         raise UsageError(
             "vLLM is to overlap two batches (--enable-dbo, --ubatch-size); Emmy's kernels serve one at a time: leave it out"
+        )
+
+
+def refuse_half_invariance(settings: Settings) -> None:
+    """Raises UsageError where, on a GPU, one of vLLM and Emmy would keep a request's bits the same in any batch and the other would not."""
+    from emmy_vllm.compat import is_batch_invariant, is_on_gpu
+
+    if settings.deterministic and is_on_gpu() and not is_batch_invariant():
+        raise UsageError(
+            "deterministic makes Emmy's products independent of the batch; vLLM's attention and norms are that with "
+            "VLLM_BATCH_INVARIANT=1 alone: set it too, or leave deterministic out"
+        )
+    if is_batch_invariant() and not settings.deterministic:
+        raise UsageError(
+            "VLLM_BATCH_INVARIANT=1 asks for the same bits in any batch, and Emmy chooses kernels by the number of rows: say "
+            '"deterministic": true, or leave the variable out'
         )
 
 

@@ -55,6 +55,23 @@ def test_two_batches_at_once_are_refused(folder: Path, served: Mapping[str, Any]
         configs.refuse_overlap(config)
 
 
+def test_on_a_gpu_the_deterministic_lane_and_vllms_batch_invariance_go_together(
+    folder: Path, served: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from emmy_vllm import compat
+
+    steady = {**served["emmy"], "deterministic": True}
+    configured(folder, steady)
+    monkeypatch.setattr(compat, "is_on_gpu", lambda: True)
+    configured(folder, served["emmy"])
+    with pytest.raises(UsageError, match="VLLM_BATCH_INVARIANT=1 alone: set it too"):
+        configured(folder, steady)
+    monkeypatch.setattr(compat, "is_batch_invariant", lambda: True)
+    configured(folder, steady)
+    with pytest.raises(UsageError, match='say "deterministic": true'):
+        configured(folder, served["emmy"])
+
+
 def test_an_unknown_vllm_is_refused_where_emmy_is_asked_for(
     folder: Path, served: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
