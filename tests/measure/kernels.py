@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from importlib import resources
 from pathlib import Path
 
@@ -107,12 +108,15 @@ def builder(folder: Path) -> Builder:
         sizes = parse_op(candidate.op).program().sizes()
         defines = [f'-DFOLDER="{folder}"', *(f"-D{axis.upper()}={size}" for axis, size in sizes.items())]
         stem = f"{name}-{'x'.join(str(size) for size in sizes.values())}"
-        text, library = folder / f"{stem}.c", folder / f"{stem}.so"
-        text.write_text(source(name))
-        command = ["gcc", "-O1", "-w", *defines, "-shared", "-fPIC", str(text), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CompileError(done.stderr)
+        library = folder / f"{stem}.so"
+        with tempfile.TemporaryDirectory(dir=folder) as new:  # the same candidate may be compiled twice at once
+            text, made = Path(new, f"{stem}.c"), Path(new, "made.so")
+            text.write_text(source(name))
+            command = ["gcc", "-O1", "-w", *defines, "-shared", "-fPIC", str(text), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise CompileError(done.stderr)
+            made.replace(library)
         return Built(library, f"digest of {name}", {"code_bytes": float(library.stat().st_size)})
 
     return build
