@@ -209,7 +209,8 @@ def _unmasked(outline: Outline, tile: Env, memory: Mapping[str, Block]) -> Env:
         if b.upper:
             hi = max(lo, min(hi, end + b.offset))
         else:
-            lo = max(lo, lo + (first + b.offset - lo) // step * step)
+            begin = max(lo, lo + (first + b.offset - lo) // step * step)
+            lo, hi = (begin, hi) if begin < hi else (lo, lo)  # a part that has nothing to fold keeps its place
         out[b.axis] = (lo, max(lo, hi))
     return out
 

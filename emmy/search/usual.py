@@ -8,7 +8,7 @@ from emmy.ir.beside import side_by_side
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import TRANSFER_BYTES, WARP
 from emmy.ir.moves import Move
-from emmy.ir.moves.lifted_tiles import lifted, sharing
+from emmy.ir.moves.lifted_tiles import lifted, rows_of, sharing
 from emmy.ir.moves.split import Split
 from emmy.ir.moves.splitk import SplitK
 from emmy.ir.plan import Launch, Plan, folds_results
@@ -81,8 +81,10 @@ def _step(move: Split, plan: Plan, la: Launch, target: Target) -> int | None:
 
 def tiles(plan: Plan, s: Stage) -> int:
     """Usual tiles of a stage that folds an axis into matrices; whole rows of one that is folded by a lift."""
-    *batch, m, n = (upper(plan.program.dim(a)) for a in s.axes)
     whole = s.monoid is not None and s.monoid.lift
+    rows = rows_of(plan, s) if whole else s.axes[-2]
+    m, n = (upper(plan.program.dim(a)) for a in (rows, s.axes[-1]))
+    batch = (upper(plan.program.dim(a)) for a in s.axes[:-1] if a != rows)
     return prod(batch) * -(-m // _TILE["grid"]) * (1 if whole else -(-n // _TILE["grid"]))
 
 

@@ -74,6 +74,20 @@ def _paged_attention(rng: random.Random, target: Target) -> str:
     return _text(rng, sizes, words, dtypes=dtypes)
 
 
+def _served_attention(rng: random.Random, target: Target) -> str:
+    shared, each = rng.choice(((1, 1), (1, 3), (2, 1), (2, 2)))
+    dims, dtypes = ((5, 8, 24, 33), DTYPES) if target.is_cpu else ((16, 32, 48), DTYPES[:2])
+    keys = rng.choice((17, 33, 64))
+    batch, queries = ("m(1..3)", "1") if rng.random() < 0.25 else (str(rng.choice((1, 3))), str(rng.choice((1, 5, 17))))
+    words = [f"kv{shared}"] if each > 1 else []
+    words += [f"window{rng.randint(1, keys)}"] if rng.random() < 0.4 else []
+    words += [
+        f"page{rng.choice((16, 32))}",
+        rng.choice(("pcjgd", "pjgcd", "pgcdj,pgcjd" if target.is_cpu else "pcjgd")),
+    ]
+    return _text(rng, f"{batch}x{shared * each}x{queries}x{keys}x{rng.choice(dims)}", words, dtypes=dtypes)
+
+
 def _of_rows(*options: str) -> Callable[[random.Random, Target], str]:
     return lambda rng, target: _text(rng, f"{_rows(rng)}x{rng.choice((*MANY, 251, 256))}", [], options)
 
@@ -123,7 +137,9 @@ _TEXTS: dict[str, Callable[[random.Random, Target], str]] = {
     "swiglu_linear": _product("residual"),
     "attention": _attention,
     "paged_attention": _paged_attention,
+    "served_attention": _served_attention,
     "rms_norm": _of_rows("residual"),
+    "norm_add_norm": _of_rows("scale"),
     "cast": _cast,
     "rope": _rope,
     "embedding": _embedding,

@@ -46,8 +46,8 @@ def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...
 
     Rows may come before heads: then all heads' blocks of as many keys begin together.
     """
-    m, n, k = s.axes[-2], s.axes[-1], s.folded[-1]
-    heads = [axis for axis in s.axes[:-2] if not _has(la, axis, "grid")]
+    m, n, k = rows_of(plan, s), s.axes[-1], s.folded[-1]
+    heads = [axis for axis in s.axes[:-1] if axis != m and not _has(la, axis, "grid")]
     size = {a: plan.extent(la.tile.nest, a) for a in (m, n, k)}
     if heads:
         first = _rows(plan, la, s, target) if not la.tile.nest and len(heads) == len(s.axes) - 2 else ()
@@ -70,32 +70,31 @@ def loops(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...
 
 def _rows(plan: Plan, la: Launch, s: Stage, target: Target) -> tuple[Choice, ...]:
     """Rows of a block, for which some division among agents and some piece of the folded axis fit."""
-    left = upper(plan.program.dim(s.axes[-2]))
+    m = rows_of(plan, s)
+    left = upper(plan.program.dim(m))
     rows = (x for x in _ROWS if x < 2 * left or x == _ROWS[0])
-    return (
-        (s.axes[-2], "grid", tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))),
-    )
+    return ((m, "grid", tuple(x for x in rows if any(_divisions(plan, la, s, target, x, y) for y in _FOLDED))),)
 
 
 def _divisions(plan: Plan, la: Launch, s: Stage, target: Target, rows: int, step: int) -> tuple[Choice, ...]:
     """How a block of so many rows, that folds `step` at a time, is divided, where registers and shared memory have room."""
     if _bytes(plan, la, s, rows, step) > target.tile_bytes:
         return ()
-    n, out = plan.extent(la.tile.nest, s.axes[-1]), []
+    m, n, out = rows_of(plan, s), plan.extent(la.tile.nest, s.axes[-1]), []
     shared = sharing(n)
     n //= shared
     if all(size_bytes(plan.program.value(v).dtype) == 2 for v in _inputs(plan, s)):
         warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * shared <= _WARPS[-1])
         fits = tuple(sorted(x for x in warps if x <= 32 and lift_registers("mma", x, n, step) <= _MOST_REGISTERS))
-        out += [(s.axes[-2], "warp", fits)] if fits and target.can("mma") else []
+        out += [(m, "warp", fits)] if fits and target.can("mma") else []
         groups = (rows // w for w in _GROUPS if rows == 64 * w and w * shared <= _GROUPS[-1])
         most = _SHARED if rows * shared <= 128 else 160
         fits = tuple(x for x in groups if lift_registers("wgmma", x, n, step) <= most)
-        out += [(s.axes[-2], "warpgroup", fits)] if fits and target.can("wgmma") and n % 16 == 0 else []
+        out += [(m, "warpgroup", fits)] if fits and target.can("wgmma") and n % 16 == 0 else []
     elif target.can("simt"):
         warps = (rows // w for w in _WARPS if rows % (16 * w) == 0 and w * shared <= _WARPS[-1])
         fits = tuple(sorted(x for x in warps if x <= 32 and lift_registers("simt", x, n, step) <= _MOST_REGISTERS))
-        out += [(s.axes[-2], "warp", fits)] if fits else []
+        out += [(m, "warp", fits)] if fits else []
     return tuple(out)
 
 
@@ -106,8 +105,8 @@ def sharing(columns: int) -> int:
 
 def _bytes(plan: Plan, la: Launch, s: Stage, rows: int, step: int) -> int:
     """Shared memory that one slot for each operand takes."""
-    size = dict.fromkeys(s.axes[:-2], 1) | {s.axes[-1]: plan.extent(la.tile.nest, s.axes[-1])}
-    size |= {s.axes[-2]: rows, s.folded[-1]: step}
+    size = dict.fromkeys(s.axes[:-1], 1) | {s.axes[-1]: plan.extent(la.tile.nest, s.axes[-1])}
+    size |= {rows_of(plan, s): rows, s.folded[-1]: step}
     total = 0
     for v in _inputs(plan, s):
         value, n = plan.program.value(v), 1
@@ -145,6 +144,12 @@ def product_below(plan: Plan, s: Stage) -> Stage | None:
     return None
 
 
+def rows_of(plan: Plan, s: Stage) -> str:
+    """The axis of a lift's rows: an instruction's, of the contraction below it. Results may have their axes in another order."""
+    below = product_below(plan, s)
+    return s.axes[-2] if below is None or len(below.axes) < 2 else below.axes[-2]
+
+
 def feeds_lift(plan: Plan, la: Launch, s: Stage) -> bool:
     """Whether a stage of a launch makes what a lift there reads, in registers."""
     over = lifted(plan, la)
@@ -154,7 +159,7 @@ def feeds_lift(plan: Plan, la: Launch, s: Stage) -> bool:
 
 def refuse_lift(plan: Plan, la: Launch, s: Stage, atom: str, allowed: int) -> str | None:
     """Why a GPU's threads cannot fold by the lift of `s` with that atom."""
-    m, n, k = (plan.extent(la.tile.nest, a) for a in (s.axes[-2], s.axes[-1], s.folded[-1]))
+    m, n, k = (plan.extent(la.tile.nest, a) for a in (rows_of(plan, s), s.axes[-1], s.folded[-1]))
     need = lift_registers(atom, m, n, k)
     if need > allowed:
         return f"{atom} needs about {need} registers a thread for {m} x {n} sums and {m} x {k} weights, there are {allowed}"

@@ -19,7 +19,7 @@ from emmy.ir.moves.base import (
     register,
     works_beside,
 )
-from emmy.ir.moves.lifted_tiles import feeds_lift, lifted
+from emmy.ir.moves.lifted_tiles import feeds_lift, lifted, rows_of
 from emmy.ir.plan import BLOCK_LEVELS, Channel, Launch, Plan, Work
 from emmy.ir.target import Target
 
@@ -94,7 +94,7 @@ def _refuse_begun(plan: Plan, la: Launch, w: Work, target: Target) -> str | None
     if ring is None or not la.tile.roles:
         found = f"{len(la.tile.roles)} roles" if ring else "no ring of 2 slots"
         return f"{w.stage} has {found}: to be begun ahead it needs a ring of 2 slots or more that a role fills"
-    m, n, k = (plan.extent(la.tile.nest, a) for a in (over.axes[-2], over.axes[-1], over.folded[-1]))
+    m, n, k = (plan.extent(la.tile.nest, a) for a in (rows_of(plan, over), over.axes[-1], over.folded[-1]))
     need, most = lift_registers(atom.name, m, n, k, begun=True), registers_allowed(plan, la, w, target)
     return f"{need} registers a thread with logits of two pieces, there are {most}" if need > most else None
 
