@@ -10,12 +10,15 @@ from typing import ClassVar
 
 import pytest
 
+from emmy import records
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.fleet import node, tuning
+from emmy.fleet.actors import Sent
 from emmy.fleet.status import Status, running
 from emmy.fleet.tuning import FleetResult, tune_on
 from emmy.ir.ops import parse_op
 from emmy.measure import factory
+from emmy.measure.compile_pool import Built, NotBuilt, compiled
 from emmy.measure.device_pool import DevicePool
 from emmy.measure.fake import FakeMeasurer
 from emmy.measure.member import LocalMember
@@ -26,6 +29,16 @@ from emmy.search.events import Event, Finished, Measured, Racing, Started
 from emmy.tuning import Terms
 
 OP = "matmul:64x96x128:f32"
+
+
+@pytest.mark.parametrize("status", ["compile", "constraints", "device_lost"])
+def test_what_came_of_compiling_elsewhere_is_what_the_row_says(status: records.Status) -> None:
+    def never(candidate: Candidate) -> Built:
+        raise AssertionError
+
+    sent, candidate = Sent(never), Candidate(OP, "")
+    sent.put(candidate, NotBuilt(status, "the compiler was killed"), b"")
+    assert compiled(sent, candidate).result == NotBuilt(status, "the compiler was killed")
 
 
 def pool(target: str, n: int) -> DevicePool:
