@@ -14,6 +14,7 @@ from emmy import records
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.fleet import node, tuning
 from emmy.fleet.actors import Sent
+from emmy.fleet.cluster import _refuse_silent
 from emmy.fleet.status import Status, running
 from emmy.fleet.tuning import FleetResult, tune_on
 from emmy.ir.ops import parse_op
@@ -26,9 +27,16 @@ from emmy.records import Candidate
 from emmy.runtime.cuda_driver import Gpu
 from emmy.search.budget import parse_budget
 from emmy.search.events import Event, Finished, Measured, Racing, Started
+from emmy.serving.process import free_port
 from emmy.tuning import Terms
 
 OP = "matmul:64x96x128:f32"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:9{:06}"])
+def test_an_address_where_nothing_listens_is_refused_before_ray_asks_there_for_minutes(address: str) -> None:
+    with pytest.raises(NoSuchDevice, match=r"no Ray cluster at .*emmy fleet head"):
+        _refuse_silent(address.format(free_port()))
 
 
 @pytest.mark.parametrize("status", ["compile", "constraints", "device_lost"])
