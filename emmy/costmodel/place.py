@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -275,7 +276,7 @@ def _answers(where: str) -> Iterator[None]:
     """What goes wrong with a place, as DataError."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise NotThere(f"{where}: there is no such file") from None
     except urllib.error.HTTPError as e:
         if e.code in (404, 410):
@@ -287,9 +288,15 @@ def _answers(where: str) -> Iterator[None]:
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """What file systems raise: OSError, and what the libraries below those that are loaded have of their own."""
+    """What file systems and web servers raise: OSError, ValueError for an odd name or URL, http's for an answer that is cut short or
+    none, and what the libraries below those that are loaded have of their own."""
     loaded = (
         ("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"), ("google.auth.exceptions", "GoogleAuthError"),
     )  # fmt: skip
     own = (getattr(sys.modules.get(module), name, None) for module, name in loaded)
-    return (OSError, *(kind for kind in own if isinstance(kind, type) and issubclass(kind, Exception)))
+    return (
+        OSError,
+        ValueError,
+        HTTPException,
+        *(kind for kind in own if isinstance(kind, type) and issubclass(kind, Exception)),
+    )

@@ -115,10 +115,13 @@ class Quarantine:
     def release(self, arrival: Arrival, why: str, *, own: bool = False) -> Release:
         """Brings a set's rows into the dataset, as `imported`, or as they are when they are one's `own`.
 
-        Kill this at any moment and do it again: a row counts once.
+        Kill this at any moment and do it again: a row counts once. Brings in nothing of a set that somebody else settled meanwhile.
         Raises DataError, and changes nothing, when rows of the target are here under another licence.
         """
         with self.locked():
+            arrival = self._read(arrival.folder)
+            if arrival.standing.state != "held":
+                return Release(arrival, 0, 0)
             known = {row.id for row in self.dataset.rows()}
             rows = arrival.rows()
             new = [row if own else _imported(row) for row in rows if row.id not in known]
@@ -128,12 +131,12 @@ class Quarantine:
         return Release(done, len(new), len(rows) - len(new))
 
     def drop(self, arrival: Arrival, why: str) -> Arrival:
-        """Deletes a set's rows, and remembers that it was here."""
+        """Deletes a set's rows, and remembers that it was here. Leaves a set that somebody else settled meanwhile as it is."""
         with self.locked():
             return self._settle(arrival, "dropped", why)
 
     def hold(self, arrival: Arrival, why: str) -> Arrival:
-        """Leaves a set where it is, for this reason."""
+        """Leaves a set where it is, for this reason, unless somebody else settled it meanwhile."""
         with self.locked():
             return self._settle(arrival, "held", why)
 
@@ -142,6 +145,10 @@ class Quarantine:
         return locked(self.root / ".lock")
 
     def _settle(self, arrival: Arrival, state: State, why: str) -> Arrival:
+        """Within the lock. Judging takes minutes, in which another process may have decided."""
+        arrival = self._read(arrival.folder)
+        if arrival.standing.state != "held":
+            return arrival
         standing = replace(arrival.standing, state=state, why=why, time_utc=now_utc())
         write_atomically(arrival.folder / _STANDING, _bytes(standing))
         if state != "held":

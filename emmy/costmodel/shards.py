@@ -37,7 +37,7 @@ _PART = re.compile(r"part-[0-9a-f]{16}\.parquet")
 _MANIFEST = re.compile(r"manifest(-(?P<digest>[0-9a-f]{16}))?\.json")
 # A part is written once and lies in every checkout: rows of one schedule side by side, compressed for long (a third smaller).
 _LEVEL, _ROWS = 19, 200_000
-_TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TARGET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*( (AND|OR|WITH) [A-Za-z0-9][A-Za-z0-9.+-]*)*")  # as SPDX writes them
 
 
@@ -83,7 +83,7 @@ class ShardFault:
 def check_target(name: str) -> str:
     """`name`, when it can be a folder's name. Raises DataError otherwise: it may come from a foreign manifest."""
     if not _TARGET.fullmatch(name):
-        raise DataError(f"target name {name!r} is not letters, digits, '.', '_' and '-'")
+        raise DataError(f"target name {name[:100]!r} is not at most 100 letters, digits, '.', '_' and '-'")
     return name
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from emmy import __version__
 from emmy.codegen.gpu_build import kept
-from emmy.errors import CompileError, DeviceBusy, NoSuchDevice, PlanError
+from emmy.errors import CompileError, DeviceBusy, EmmyError, NoSuchDevice, PlanError
+from emmy.hostcc import CompilerKilled
 from emmy.ir.ops import parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.target import Target, load_target
@@ -20,9 +21,15 @@ from emmy.measure.compile_pool import Builder, Built, Compiled, CompilePool, Not
 from emmy.measure.measurer import Heat, Look, Measurer, Ready
 from emmy.measure.member import Member, MemberLost
 from emmy.measure.remote_builder import RemoteBuilder
-from emmy.records import Candidate, Device, Measurement
+from emmy.records import Candidate, Device, Measurement, Status
 
 T = TypeVar("T")
+
+
+_RAISED: Mapping[Status, type[EmmyError]] = {
+    "constraints": PlanError,
+    "device_lost": CompilerKilled,
+}  # what gives such a status
 
 
 # ---------------------------------------------------------------- on the device's node
@@ -37,12 +44,12 @@ class Sent:
         self._sent[candidate] = result, binary
 
     def __call__(self, candidate: Candidate) -> Built:
-        """Raises CompileError or PlanError as the compiler elsewhere did."""
+        """Raises CompileError, CompilerKilled or PlanError as the compiler elsewhere did."""
         if candidate not in self._sent:
             return self._build(candidate)
         result, binary = self._sent.pop(candidate)
         if isinstance(result, NotBuilt):
-            raise (PlanError if result.status == "constraints" else CompileError)(result.message)
+            raise _RAISED.get(result.status, CompileError)(result.message)
         return replace(result, library=kept(binary, ".plan"))
 
 

@@ -6,6 +6,8 @@ for GPUs are made by tasks on whichever node has a core to spare. The cluster is
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +28,8 @@ NAMESPACE = "emmy"
 PATIENCE_S = 300.0  # until a device that does not answer is given up
 WAIT_S = 600.0  # that work waits where every device of a kind has gone
 START_S = 180.0  # for the first device of a kind to be ready
+_LISTENS_S = 10.0  # for a head to take a connection
+_ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>[0-9]{1,9})")
 _THREADS = 4  # that take answers
 _LOOK_S = 1.0  # between two looks at who is there
 _AGAIN_S = 30.0  # until a device that was refused, or did not start, is asked again
@@ -46,6 +50,7 @@ def connect(address: str) -> bool:
     r = ray()
     if r.is_initialized():
         return False
+    _refuse_silent(address)
     try:
         r.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError, ImportError) as e:
@@ -56,6 +61,19 @@ def connect(address: str) -> bool:
             f"no Ray cluster at {address}: {said}. `emmy fleet head` starts one, `emmy fleet node` joins it."
         ) from None
     return True
+
+
+def _refuse_silent(address: str) -> None:
+    """Raises NoSuchDevice where nothing listens at HOST:PORT: Ray would ask there for minutes."""
+    named = _ADDRESS.fullmatch(address)
+    if named is None:
+        return
+    try:
+        socket.create_connection((named["host"], int(named["port"])), _LISTENS_S).close()
+    except (OSError, OverflowError, UnicodeError) as e:
+        raise NoSuchDevice(
+            f"no Ray cluster at {address}: {e}. `emmy fleet head` starts one, `emmy fleet node` joins it."
+        ) from None
 
 
 def connected_devices(address: str) -> dict[str, int]:

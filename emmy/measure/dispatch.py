@@ -140,7 +140,8 @@ class Dispatcher:
         with self._lock:
             members = tuple(self._here)
             for ticket in (*self._waiting, *self._busy.values()):
-                ticket.answer.cancel()
+                if not ticket.answer.cancel():  # it had begun: whoever waits in another thread must not wait for ever
+                    ticket.answer.set_exception(CancelledError())
             for kept in (self._here, self._idle, self._busy, self._waiting):
                 kept.clear()
         for member in members:
@@ -168,6 +169,10 @@ class Dispatcher:
         with self._lock:
             ticket.unwanted = True
             if ticket.answer.cancel():
+                return
+            if ticket in self._waiting:  # to be tried again, on a device that may never come
+                self._waiting = sorted(t for t in self._waiting if t is not ticket)
+                ticket.answer.set_exception(CancelledError())
                 return
         try:
             self.wait(ticket)
@@ -197,7 +202,7 @@ class Dispatcher:
         self._busy[member] = ticket
         if self.patience_s is not None:
             ticket.until_s = time.monotonic() + self.patience_s * ticket.patience
-        ticket.ask(member).add_done_callback(partial(self._answer, ticket, member))
+        _asked(ticket, member).add_done_callback(partial(self._answer, ticket, member))
 
     def _answer(self, ticket: Ticket[object], member: Member, got: Future[object]) -> None:
         with self._lock:
@@ -249,6 +254,15 @@ class Dispatcher:
 
     def _others(self, ticket: Ticket[object]) -> bool:
         return any(m not in ticket.was_on for m in self._here)
+
+
+def _asked(ticket: Ticket[object], member: Member) -> Future[object]:
+    try:
+        return ticket.ask(member)
+    except Exception as e:  # noqa: BLE001  # whoever waits is told, not whoever freed the device
+        failed: Future[object] = Future()
+        failed.set_exception(e)
+        return failed
 
 
 def _finish(ticket: Ticket[object], answer: object) -> None:

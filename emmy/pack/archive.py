@@ -76,9 +76,11 @@ class Archive:
         """Raises PackError for a file that is not there, is no pack, or is damaged as far as the manifest tells."""
         self.path = path
         try:
+            if path.exists() and not path.is_file() and not path.is_dir():  # a device may have no end
+                raise PackError(f"{path} is no regular file. Name the pack, or copy it into one")
             data = path.read_bytes()
-        except OSError as e:
-            raise PackError(f"{path}: {e.strerror}. Build one: `emmy pack build`") from None
+        except (OSError, ValueError) as e:  # ValueError: a name that no file can have
+            raise PackError(f"{path}: {getattr(e, 'strerror', None) or e}. Build one: `emmy pack build`") from None
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
             names = self._zip.namelist()

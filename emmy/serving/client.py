@@ -54,7 +54,7 @@ def measure(
         if not result.is_file():
             raise ServingError(f"{child.what} wrote no result. The end of {child.log}:\n{child.tail()}")
         try:
-            return figures(json.loads(result.read_text(encoding="utf-8")), point)
+            return figures(_result(result), point)
         except ServingError as e:
             raise ServingError(f"{child.what}: {e}. The end of {child.log}:\n{child.tail()}") from None
 
@@ -73,6 +73,17 @@ def figures(result: Mapping[str, object], point: Point) -> dict[str, float]:
     found = {f"{m}_mean_ms": _number(result, f"mean_{m}_ms") for m in LATENCIES}
     found |= {f"{m}_p{p}_ms": _number(result, f"p{p}_{m}_ms") for m in LATENCIES for p in PERCENTILES}
     return found | {ours: _number(result, theirs) for theirs, ours in TOTALS.items()}
+
+
+def _result(path: Path) -> Mapping[str, object]:
+    """Raises ServingError for a file that is no JSON object, as one that a full disk cut short."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise ServingError(f"{path} is no result: {e}") from None
+    if not isinstance(raw, dict):
+        raise ServingError(f"{path} is no result: a JSON object is needed, it holds {type(raw).__name__}")
+    return raw
 
 
 def _errors(result: Mapping[str, object]) -> list[str]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WARMUPS = 4  # requests that do not count, as long as those that do
-_POINT = re.compile(r"(\d+)/(\d+)@(\d+)(?:x(\d+))?")
+_POINT = re.compile(r"([0-9]{1,9})/([0-9]{1,9})@([0-9]{1,9})(?:x([0-9]{1,9}))?")
+_LANE = re.compile(r"\w[\w.+-]{0,63}")  # names files
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,10 @@ class _Draft:
             t.flag("deterministic"), t.flag("unmeasured"), t.texts("parts"), t.flag("fast_math"), t.texts("flags"),
         )  # fmt: skip
         t.done()
+        if not _LANE.fullmatch(draft.name):
+            raise UsageError(
+                f"{t.where}: name is {draft.name!r}, up to 64 letters, digits, '_', '.', '+' and '-' are needed"
+            )
         if draft.dtype not in DTYPES:
             raise UsageError(f"{t.where}: dtype is {draft.dtype!r}, allowed are {', '.join(DTYPES)}")
         return draft
@@ -228,7 +233,7 @@ def _offline(t: Table) -> Offline:
     d = Offline()
     offline = Offline(
         t.counts("prefill", d.prefill), t.counts("decode", d.decode), t.count("context", d.context), t.count("steps", d.steps),
-        t.count("rounds", d.rounds), t.number("memory", d.memory), t.number("kv_gib", d.kv_gib),
+        t.count("rounds", d.rounds), t.number("memory", d.memory, 1.0), t.number("kv_gib", d.kv_gib),
     )  # fmt: skip
     t.done()
     return offline

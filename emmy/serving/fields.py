@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from emmy.errors import UsageError
 
+MOST = 1e9  # of a number that nothing else bounds: no infinity
+
 
 @dataclass(slots=True)
 class Table:
@@ -28,10 +30,10 @@ class Table:
         fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
         return value if fits else self._refuse(key, f"a whole number from {least}", value)  # type: ignore[return-value]
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, most: float = MOST) -> float:
         value = self._get(key, default)
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-        return float(value) if fits else self._refuse(key, "a number from 0", value)  # type: ignore[arg-type]
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+        return float(value) if fits else self._refuse(key, f"a number from 0 to {most:g}", value)  # type: ignore[arg-type]
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._get(key, default)
@@ -84,5 +86,8 @@ def read_toml(path: Path) -> Table:
         return Table(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}. Name the .toml file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (
+        ValueError,
+        RecursionError,
+    ) as e:  # tomllib's own, of the encoding, of a number too long, of brackets too deep
         raise UsageError(f"{path} is no TOML: {e}") from None

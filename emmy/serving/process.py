@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 
@@ -165,5 +165,5 @@ def _healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
+    except (OSError, HTTPException):  # it does not listen yet, or what listens speaks otherwise
         return False

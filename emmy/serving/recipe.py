@@ -78,7 +78,7 @@ def _card(t: Table) -> Card:
         load_target(card.target)
     except NoSuchDevice as e:
         raise UsageError(f"{t.where}: {e}") from None
-    if Path(card.pack).name != card.pack or not card.pack:
+    if Path(card.pack).name != card.pack or card.pack in ("", ".."):
         raise UsageError(f"{t.where}: pack is {card.pack!r}, a file's name is needed, without a folder")
     return card
 

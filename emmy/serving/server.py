@@ -37,6 +37,12 @@ class Ready:
         return tuple(dict.fromkeys(line.strip() for line in _CHOICES.findall(text)))[:12]
 
 
+def _reached(host: str) -> str:
+    """How a server that listens there is reached from here, as URLs name it."""
+    here = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{here}]" if ":" in here else here
+
+
 @contextmanager
 def serving(
     vllm: Vllm,
@@ -62,8 +68,7 @@ def serving(
             raise UsageError(f"--port {named}: taken, or no port. Leave it out, and a free one is chosen")
     if value_of(flags, "--host") is None:
         flags += ["--host", "127.0.0.1"]
-    host = value_of(flags, "--host")
-    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"
+    url = f"http://{_reached(value_of(flags, '--host') or '')}:{port}"
     log.unlink(missing_ok=True)  # the lines of an earlier start would be taken for this one's
     with running(vllm.command(*serve_words(model, flags, use)), log, what, environment) as child:
         yield Ready(url, await_health(child, url, ready_limit_s), child, model, tuple(flags))

@@ -52,6 +52,10 @@ class Table {
 
   const std::string &name() const { return name_; }
   const std::vector<EmmyForm> &forms() const { return forms_; }
+  // Whether there is a size to choose by.
+  bool is_open() const {
+    return std::any_of(forms_.begin(), forms_.end(), [](const EmmyForm &f) { return f.is_open; });
+  }
 
   // Number of the range that serves this size, -1: stock does.
   int32_t choose(int64_t size) const { return handle_ && size > 0 ? calls.choose(handle_, &size) : -1; }
@@ -214,7 +218,10 @@ std::vector<Tensor> fused(std::vector<Tensor> inputs, int64_t number) {
 // Runs a table on its arguments, outputs too, in its order. Refuses sizes that it leaves to stock: the caller has asked.
 void launch(std::vector<Tensor> arguments, std::vector<int64_t> sizes, int64_t number) {
   Table &t = table_of(number);
-  const int32_t range = sizes.empty() ? (t.handle() ? 0 : -1) : t.choose(sizes[0]);
+  if (sizes.size() != t.is_open())
+    throw std::runtime_error("emmy: " + t.name() + " takes " + (t.is_open() ? "one size" : "no size") + ", not " +
+                             std::to_string(sizes.size()));
+  const int32_t range = t.is_open() ? t.choose(sizes[0]) : t.handle() ? 0 : -1;
   if (range < 0) throw std::runtime_error("emmy: " + t.name() + " leaves this size to its caller");
   if (arguments.size() != t.forms().size())
     throw std::runtime_error("emmy: " + t.name() + " takes " + std::to_string(t.forms().size()) + " arguments, not " +

@@ -37,7 +37,8 @@ _SCHEMAS = {
     "fused": "fused(Tensor[] inputs, int table) -> Tensor[]",
     "made_by_torch": "made_by_torch(Tensor[] inputs, int table) -> Tensor[]",
 }
-_kept: dict[int, tuple[PackedPlan | None, Counts]] = {}  # what tables use, as long as graphs may call them
+# What tables use, older ones too: a thread may be in one, and a CUDA graph that was captured goes on launching its kernels.
+_kept: list[tuple[PackedPlan | None, Counts]] = []
 
 _ops: dict[int, tuple[str, tuple[Argument, ...]]] = {}  # text and arguments of each table's op
 
@@ -100,10 +101,11 @@ def add_table(
     forms = (_Form * len(order))(*(_form(by_name[n]) for n in order))
     ends = [end for lo_hi in alike for end in lo_hi]
     handle = plan.loaded.handle if plan else None
+    _kept.append((plan, counts))
     library().emmy_ops_add(
         number, name.encode(), handle, forms, len(order), counts.array, (ctypes.c_int64 * len(ends))(*ends), len(ends)
     )
-    _kept[number], _ops[number] = (plan, counts), (name, tuple(by_name[n] for n in order))
+    _ops[number] = (name, tuple(by_name[n] for n in order))
 
 
 def _form(a: Argument) -> _Form:

@@ -219,6 +219,15 @@ def test_a_release_that_was_cut_short_is_done_again_and_doubles_nothing(
     assert {r.origin for r in arrived.rows()} == {"imported"}
 
 
+def test_what_another_process_decided_while_a_set_was_judged_stays(arrived: Dataset) -> None:
+    quarantine = Quarantine(arrived)
+    (judged,) = quarantine.arrivals()
+    quarantine.drop(quarantine.find(judged.name), "by hand")
+    assert quarantine.hold(judged, "too fast").standing.state == "dropped"
+    assert quarantine.release(judged, "calibrated").new == 0 and not arrived.rows()
+    assert [(a.standing.state, a.standing.why) for a in quarantine.arrivals()] == [("dropped", "by hand")]
+
+
 def test_a_damaged_record_is_named(arrived: Dataset) -> None:
     (arrival,) = Quarantine(arrived).arrivals()
     (arrival.folder / "standing.json").write_text('{"source": "x", "state": "fine"}')

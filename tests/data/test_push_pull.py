@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -199,6 +200,32 @@ def test_a_web_server_is_read_through_the_index(filled: Dataset, tmp_path: Path)
             pull(other, Website(url))
     with pytest.raises(DataError, match=r"does not answer.*Nothing is lost"):
         pull(other, Website(url))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", b"HTTP/1.1 302 Found\r\nLocation: http://[::x\r\n\r\n", b""],
+    ids=["no http", "cut short", "sent nowhere", "nothing"],
+)  # fmt: skip
+def test_a_server_that_answers_oddly_is_named(answer: bytes, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as c:
+                c.recv(1000)
+                c.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(DataError, match="Nothing is lost: try again"):
+            pull(Dataset(tmp_path), place_at(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["http://exa mple/", "http://[::1", "http://" + "a" * 300])
+def test_a_url_that_is_none_is_named(url: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not answer"):
+        pull(Dataset(tmp_path), place_at(url))
 
 
 def test_an_index_that_reaches_out_or_is_none_is_refused(tmp_path: Path) -> None:

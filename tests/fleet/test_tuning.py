@@ -10,12 +10,16 @@ from typing import ClassVar
 
 import pytest
 
+from emmy import records
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.fleet import node, tuning
+from emmy.fleet.actors import Sent
+from emmy.fleet.cluster import _refuse_silent
 from emmy.fleet.status import Status, running
 from emmy.fleet.tuning import FleetResult, tune_on
 from emmy.ir.ops import parse_op
 from emmy.measure import factory
+from emmy.measure.compile_pool import Built, NotBuilt, compiled
 from emmy.measure.device_pool import DevicePool
 from emmy.measure.fake import FakeMeasurer
 from emmy.measure.member import LocalMember
@@ -23,9 +27,26 @@ from emmy.records import Candidate
 from emmy.runtime.cuda_driver import Gpu
 from emmy.search.budget import parse_budget
 from emmy.search.events import Event, Finished, Measured, Racing, Started
+from emmy.serving.process import free_port
 from emmy.tuning import Terms
 
 OP = "matmul:64x96x128:f32"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:9{:06}"])
+def test_an_address_where_nothing_listens_is_refused_before_ray_asks_there_for_minutes(address: str) -> None:
+    with pytest.raises(NoSuchDevice, match=r"no Ray cluster at .*emmy fleet head"):
+        _refuse_silent(address.format(free_port()))
+
+
+@pytest.mark.parametrize("status", ["compile", "constraints", "device_lost"])
+def test_what_came_of_compiling_elsewhere_is_what_the_row_says(status: records.Status) -> None:
+    def never(candidate: Candidate) -> Built:
+        raise AssertionError
+
+    sent, candidate = Sent(never), Candidate(OP, "")
+    sent.put(candidate, NotBuilt(status, "the compiler was killed"), b"")
+    assert compiled(sent, candidate).result == NotBuilt(status, "the compiler was killed")
 
 
 def pool(target: str, n: int) -> DevicePool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from itertools import count
 
 import pytest
@@ -159,6 +159,35 @@ def test_a_batch_that_is_given_up_measures_what_was_begun_and_nothing_else() -> 
         rows.close()
         assert [r.candidate for r in stored] == one.at == candidates(1)
         assert devices.census().waiting == 0
+
+
+def test_what_waits_for_another_device_is_given_up_at_once() -> None:
+    one = ByHand("one")
+    with pool(one, wait_s=600.0) as devices:
+        rows = devices.begin(candidates(1), None, None, kept)
+        one.die()
+        rows.close()
+        assert devices.census().waiting == 0
+
+
+def test_a_device_that_cannot_even_be_asked_says_so_to_whoever_takes_the_row() -> None:
+    class Refuses(ByHand):
+        def measure(self, candidate: Candidate, best_us: float | None, look: Look | None) -> Future[Measurement]:
+            raise DataError("the model cannot say")
+
+    with pool(Refuses("one")) as devices:
+        for row in (1, 2):
+            with pytest.raises(DataError, match="cannot say"):
+                next(devices.begin(candidates(row)[-1:], None, None, kept))
+
+
+def test_who_still_waits_when_a_pool_is_closed_is_told() -> None:
+    devices = pool(ByHand("one"))
+    rows = devices.begin(candidates(2), None, None, kept)
+    devices.close()
+    for _ in range(2):
+        with pytest.raises(CancelledError):
+            next(rows)
 
 
 def test_candidates_are_dealt_as_they_get_ready() -> None:

@@ -45,6 +45,12 @@ def test_sizes_with_a_win_are_computed_and_the_others_left_to_the_caller(tmp_pat
     assert not pack.rebuilt
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "pack\0", "\ud800"])
+def test_what_can_be_no_file_is_no_pack(name: str) -> None:
+    with pytest.raises(PackError, match=r"no regular file|null byte|surrogates"):
+        Pack.open(name)
+
+
 def test_no_plan_comes_of_what_lost_is_absent_or_was_only_predicted(tmp_path: Path) -> None:
     path = packs.cpu_pack(tmp_path)
     pack = Pack.open(path)

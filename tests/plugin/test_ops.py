@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +76,35 @@ def test_launch_runs_a_table_on_memory_that_it_is_given_and_refuses_the_rest(tmp
     x, y = torch.randn(8, K), torch.empty(8, N)
     torch.ops.emmy.launch([x, weight, y], [8], table.number)
     torch.testing.assert_close(y, x @ weight.t())
-    for arguments, size, what in (
-        ([x, weight, y], 40, "leaves this size to its caller"),
-        ([x, weight, y], 9, "argument 0 .* smaller than"),
-        ([x, weight], 8, "takes 3 arguments, not 2"),
-        ([x.double(), weight, y], 8, "argument 0 is of another dtype"),
+    for arguments, sizes, what in (
+        ([x, weight, y], [40], "leaves this size to its caller"),
+        ([x, weight, y], [9], "argument 0 .* smaller than"),
+        ([x, weight, y], [], "takes one size, not 0"),
+        ([x, weight, y], [8, 8], "takes one size, not 2"),
+        ([x, weight], [8], "takes 3 arguments, not 2"),
+        ([x.double(), weight, y], [8], "argument 0 is of another dtype"),
     ):
         with pytest.raises(RuntimeError, match=what):
-            torch.ops.emmy.launch(arguments, [size], table.number)
+            torch.ops.emmy.launch(arguments, sizes, table.number)
+
+
+def test_a_table_is_loaded_anew_while_it_is_called(tmp_path: Path) -> None:
+    """As by a second engine in one process, whose steps have more rows."""
+    kernels, table, weight = tables(tmp_path / "p")
+    x, over = torch.randn(8, K), threading.Event()
+
+    def call() -> bool:
+        same = True
+        while not over.is_set():
+            same &= torch.allclose(product(x, weight, table), torch.nn.functional.linear(x, weight), atol=1e-4)
+        return same
+
+    with ThreadPoolExecutor(2) as pool:
+        callers = [pool.submit(call) for _ in range(2)]
+        for _ in range(30):
+            kernels.load(table, packs.ROWS)
+        over.set()
+    assert all(c.result() for c in callers)
 
 
 def test_a_number_without_a_table_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Stands for `vllm.entrypoints.cli.main` in tests: `serve` answers /health, `bench serve` writes a result, both note how they were called.
 
 FAKE_VLLM holds JSON: `log`, the file of notes, and what is to go wrong: `die`: serve ends at once; `die_serving`: when the client comes;
-`code`: with which exit code; `failed`: requests of the client that fail; `short`: tokens too few; `absent`: no result is written.
+`code`: with which exit code; `failed`: requests of the client that fail; `short`: tokens too few; `absent`: no result is written; `cut`:
+so many characters of it.
 """
 
 import json
@@ -70,7 +71,8 @@ def bench() -> None:
             f"{k}_{name}_ms": slow * scale * f for k, f in (("mean", 1.1), ("p50", 1.0), ("p90", 1.5), ("p99", 2.0))
         }
     if "absent" not in WANTED:
-        (Path(value("--result-dir")) / value("--result-filename")).write_text(json.dumps(result))
+        text = json.dumps(result)[: WANTED.get("cut")]
+        (Path(value("--result-dir")) / value("--result-filename")).write_text(text)
 
 
 serve() if sys.argv[1] == "serve" else bench()

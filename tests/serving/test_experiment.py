@@ -60,6 +60,12 @@ def test_a_cut_output_is_said_beside_the_published_point(pack: Path) -> None:
         ('pack = "p.emmypack"', "", "--pack emmy=FILE"),
         ('name = "tiny"', "name = ", "no TOML"),
         ('name = "stock"', 'name = "stock"\ndtype = "int8"', "allowed are"),
+        ('name = "stock"', 'name = "../stock"', "up to 64 letters"),
+        ('name = "stock"', 'name = "stock\\u0000"', "up to 64 letters"),
+        ("waves = 2", "waves = " + "9" * 5000, "no TOML"),
+        ("waves = 2", "waves = " + "[" * 9000, "no TOML"),
+        ("[[point]]", "[offline]\nkv_gib = inf\n[[point]]", "kv_gib is inf, a number from 0 to"),
+        ("[[point]]", "[offline]\nmemory = 1.5\n[[point]]", "memory is 1.5, a number from 0 to 1 is"),
     ],
 )
 def test_what_a_file_may_not_say(experiment: Write, old: str, new: str, why: str) -> None:
@@ -98,7 +104,7 @@ def test_a_point_in_words() -> None:
     point = parse_point("4096/256@4x64")
     assert (point.input, point.output, point.concurrency, point.prompts) == (4096, 256, 4, 64)
     assert parse_point("8/8@3").prompts == 12
-    for text in ("4096", "1/2@0", "0/1@1", "1/2@3x"):
+    for text in ("4096", "1/2@0", "0/1@1", "1/2@3x", "9" * 5000 + "/1@1"):
         with pytest.raises(UsageError, match="no point of work"):
             parse_point(text)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from emmy.errors import ServingError, UsageError
+from emmy.serving import process, server
 from emmy.serving.compare import entries
 from emmy.serving.experiment import Changes, read_experiment
 from emmy.serving.installed import Vllm
@@ -60,6 +62,7 @@ def test_lanes_take_turns_and_what_is_done_is_not_done_again(vllm: Fake, experim
     [
         ({"failed": 8}, "8 of 8 requests failed, 0 completed: Internal Server Error"),
         ({"short": 3}, "61 tokens came, 8 times 8 were asked for"),
+        ({"cut": 40}, "is no result: Unterminated string|is no result: Expecting"),
         pytest.param({"absent": True}, "wrote no result", marks=pytest.mark.slow),
         ({"die_serving": True}, "ended with code 134 while serving 32/8@2.*illegal memory access"),
         ({"die": True}, "ended with code 1 while starting.*no memory left"),
@@ -110,6 +113,26 @@ def test_a_taken_port_is_refused_and_a_free_one_chosen_otherwise(vllm: Fake, tmp
         ):
             pass
     assert vllm.calls == [] and free_port() != free_port()
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"), [("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("fe80::2", "[fe80::2]")]
+)
+def test_a_host_is_reached_by_a_url(host: str, reached: str) -> None:
+    assert server._reached(host) == reached
+
+
+def test_what_speaks_no_http_is_not_healthy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as c:
+                c.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert not process._healthy(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
 
 
 def test_a_server_that_is_never_ready_is_given_up(vllm: Fake, tmp_path: Path) -> None:
