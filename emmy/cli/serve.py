@@ -89,16 +89,14 @@ def start(
 def _bench(
     vllm: Vllm, model: str, flags: Sequence[str], use: Using | None, point_text: str, screen: Screen
 ) -> int:  # fmt: skip
-    import tempfile
-
     from emmy.serving import client
     from emmy.serving.experiment import parse_point
+    from emmy.serving.process import kept_when_it_fails
     from emmy.serving.server import serving
 
     point = parse_point(point_text)
-    with tempfile.TemporaryDirectory(prefix="emmy-serve-") as name:
-        folder = Path(name)
-        screen.say(f"starting the server; its log is {folder / 'server.log'} as long as it runs")
+    with kept_when_it_fails("emmy-serve-") as folder:
+        screen.say(f"starting the server; its log is {folder / 'server.log'}, deleted when all went well")
         with serving(vllm, model, flags, use, folder / "server.log", "the server") as ready:
             for line in ready.choices:
                 screen.say(f"  {line}")

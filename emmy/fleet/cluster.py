@@ -6,6 +6,7 @@ for GPUs are made by tasks on whichever node has a core to spare. The cluster is
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ NAMESPACE = "emmy"
 PATIENCE_S = 300.0  # until a device that does not answer is given up
 WAIT_S = 600.0  # that work waits where every device of a kind has gone
 START_S = 180.0  # for the first device of a kind to be ready
+_LISTENS_S = 10.0  # for a connection to the address of a cluster
 _THREADS = 4  # that take answers
 _LOOK_S = 1.0  # between two looks at who is there
 _AGAIN_S = 30.0  # until a device that was refused, or did not start, is asked again
@@ -46,6 +48,7 @@ def connect(address: str) -> bool:
     r = ray()
     if r.is_initialized():
         return False
+    _refuse_silence(address)
     try:
         r.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError, ImportError) as e:
@@ -56,6 +59,19 @@ def connect(address: str) -> bool:
             f"no Ray cluster at {address}: {said}. `emmy fleet head` starts one, `emmy fleet node` joins it."
         ) from None
     return True
+
+
+def _refuse_silence(address: str) -> None:
+    """Raises NoSuchDevice where nobody listens at a HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except (OSError, OverflowError) as e:
+        raise NoSuchDevice(
+            f"no Ray cluster at {address}: {e}. `emmy fleet head` starts one, and prints the address that others join."
+        ) from None
 
 
 def connected_devices(address: str) -> dict[str, int]:

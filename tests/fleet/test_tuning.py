@@ -6,12 +6,13 @@ import json
 import os
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
-from emmy.fleet import node, tuning
+from emmy.fleet import cluster, node, tuning
 from emmy.fleet.status import Status, running
 from emmy.fleet.tuning import FleetResult, tune_on
 from emmy.ir.ops import parse_op
@@ -23,6 +24,7 @@ from emmy.records import Candidate
 from emmy.runtime.cuda_driver import Gpu
 from emmy.search.budget import parse_budget
 from emmy.search.events import Event, Finished, Measured, Racing, Started
+from emmy.serving.process import free_port
 from emmy.tuning import Terms
 
 OP = "matmul:64x96x128:f32"
@@ -169,6 +171,15 @@ def test_a_node_says_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoSuchDevice, match="--compile-only"):
         node.start("10.0.0.1:6379")
     assert node.start("10.0.0.1:6379", compile_only=True).devices == {} == node.start(None).devices
+
+
+def test_an_address_where_nobody_listens_is_refused_before_ray_tries_for_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    for address in (f"127.0.0.1:{free_port()}", f"ray://localhost:{free_port()}", "127.0.0.1:99999"):
+        with pytest.raises(NoSuchDevice, match=f"no Ray cluster at {address}: .*`emmy fleet head` starts one"):
+            cluster.connect(address)
 
 
 def test_without_ray_a_fleet_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -94,10 +95,18 @@ def test_a_bench_of_a_server_prints_its_point_and_stops_it(vllm: Fake, pack: Pat
     assert vllm.order == ["serve emmy", "bench", "stopped"]
 
 
-def test_a_bench_whose_requests_failed_fails(vllm: Fake, capsys: Out) -> None:
+def test_a_bench_whose_requests_failed_fails_and_the_logs_it_names_stay(
+    vllm: Fake, tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["serve", "m", "--stock", "--bench", "32/8@2"]) == 0
+    assert not list(tmp_path.glob("emmy-serve-*"))
     vllm.behaves(failed=1)
     assert main(["serve", "m", "--stock", "--bench", "32/8@2"]) == 1
-    assert "1 of 8 requests failed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 of 8 requests failed" in said
+    (named,) = re.findall(r"The end of (\S+\.log)", said)
+    assert Path(named).is_file() and list(tmp_path.glob("emmy-serve-*/server.log"))
 
 
 def test_an_experiment_gives_rows_a_table_and_a_report(
