@@ -66,7 +66,9 @@ def add(parser: VerbParser) -> None:
     sub.add_argument("--most-kl", type=seconds, default=MOST_KL, metavar="X",
                      help=f"mean KL in nats of a case from which the answer is wrong (default: {MOST_KL})")  # fmt: skip
     sub.add_argument("--gsm8k", type=count, metavar="N", help="also GSM8K by lm-eval, N questions, 0: all")
-    sub.add_argument("--out", type=folder, metavar="DIR", help="folder of the logs (default: one that is removed)")
+    sub.add_argument(
+        "--out", type=folder, metavar="DIR", help="folder of the logs (default: one that is removed when all went well)"
+    )
     add_seed(sub)
     sub.pass_on()  # what is not known are flags of vLLM, for every lane
 
@@ -142,16 +144,15 @@ def _table(found: Sequence[Entry], screen: Screen) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- quality
 def quality(args: Namespace, screen: Screen) -> int:
-    import tempfile
-
     from emmy.serving.installed import find_vllm
+    from emmy.serving.process import kept_when_it_fails
 
     vllm = find_vllm(plugin=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         return _quality(args, vllm, args.out, screen)
-    with tempfile.TemporaryDirectory(prefix="emmy-quality-") as name:
-        return _quality(args, vllm, Path(name), screen)
+    with kept_when_it_fails("emmy-quality-") as where:
+        return _quality(args, vllm, where, screen)
 
 
 def _quality(args: Namespace, vllm: Vllm, where: Path, screen: Screen) -> int:

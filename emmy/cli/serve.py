@@ -98,7 +98,7 @@ def _bench(
     with kept_when_it_fails("emmy-serve-") as folder:
         screen.say(f"starting the server; its log is {folder / 'server.log'}, deleted when all went well")
         with serving(vllm, model, flags, use, folder / "server.log", "the server") as ready:
-            for line in ready.choices:
+            for line in (*ready.choices, *ready.coverage):
                 screen.say(f"  {line}")
             screen.say(f"ready after {ready.startup_s:.0f} s; measuring {point.name}, {point.prompts} requests")
             found = client.measure(vllm, model, ready.flags, ready.url, point, folder)

@@ -89,8 +89,10 @@ def test_the_server_takes_our_place_with_its_signals_and_exit_code(vllm: Fake) -
 
 def test_a_bench_of_a_server_prints_its_point_and_stops_it(vllm: Fake, pack: Path, capsys: Out) -> None:
     assert main(["serve", "m", "--pack", str(pack), "--bench", "32/8@2", "--json", "--dtype", "float32"]) == 0
-    command, point = map(json.loads, capsys.readouterr().out.splitlines())
+    said = capsys.readouterr()
+    command, point = map(json.loads, said.out.splitlines())
     assert command["record"] == "serve" and "float32" in command["command"]
+    assert "    matmul:8x8x8:f32: 2 layers\n      Emmy  1..8 rows\nready after" in said.err
     assert (point["lane"], point["point"], point["ttft_p50_ms"]) == ("emmy", "32/8@2", 80.0)
     assert vllm.order == ["serve emmy", "bench", "stopped"]
 
