@@ -70,8 +70,13 @@ def start(
     """Becomes the server; or, as the options say, shows its command, or measures one point of it."""
     import os
 
+    from emmy import config
     from emmy.serving.command import refuse_card, serve_words
 
+    if use is not None and config.disabled():
+        screen.say(
+            "EMMY_DISABLE is set: the plugin does nothing, so vLLM serves without the pack, and knows no emmy_random"
+        )
     command = vllm.command(*serve_words(model, flags, use))
     pack = use and {"pack": use.pack, "digest": use.digest}
     screen.record("serve", {"command": command, "vllm": vllm.version, **(pack or {"pack": None, "digest": None})})

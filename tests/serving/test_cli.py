@@ -97,6 +97,15 @@ def test_a_bench_of_a_server_prints_its_point_and_stops_it(vllm: Fake, pack: Pat
     assert vllm.order == ["serve emmy", "bench", "stopped"]
 
 
+def test_a_pack_that_the_environment_switches_off_is_said_not_to_serve(
+    vllm: Fake, pack: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["serve", "m", "--pack", str(pack), "--dry-run"]
+    assert main(words) == 0 and "EMMY_DISABLE" not in capsys.readouterr().err
+    monkeypatch.setenv("EMMY_DISABLE", "1")
+    assert main(words) == 0 and "EMMY_DISABLE is set: the plugin does nothing" in capsys.readouterr().err
+
+
 def test_a_bench_whose_requests_failed_fails_and_the_logs_it_names_stay(
     vllm: Fake, tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
