@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emmy import config
 from emmy.cli.serve import add_modes
 from emmy.cli.verb import VerbParser, add_seed, count, folder, positive, seconds
 from emmy.errors import UsageError, WrongAnswer
@@ -81,6 +82,14 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(positive(w) for w in text.split(","))
 
 
+def _refuse_disabled(packs: bool) -> None:
+    """Raises UsageError where a pack is to be compared and the plugin is switched off: stock would be compared with itself."""
+    if packs and config.disabled():
+        raise UsageError(
+            "EMMY_DISABLE is set, so the lane with a pack would be stock too. Unset it, or leave the pack out"
+        )
+
+
 def _pack(text: str) -> tuple[str, Path]:
     lane, has_lane, path = text.rpartition("=")
     if not path or (has_lane and not lane):
@@ -99,6 +108,7 @@ def serving(args: Namespace, screen: Screen) -> int:
     changes = Changes(args.model, dict(args.pack), args.lanes, args.points, args.waves, args.most_output, args.most_prompts,
                       args.rounds, args.rest)  # fmt: skip
     experiment = read_experiment(args.experiment, changes)
+    _refuse_disabled(any(lane.use for lane in experiment.lanes))
     vllm = find_vllm(plugin=args.offline or any(lane.use for lane in experiment.lanes))
     results = Results.open(args.out)
     told = screen.say
@@ -147,6 +157,7 @@ def quality(args: Namespace, screen: Screen) -> int:
     from emmy.serving.installed import find_vllm
     from emmy.serving.process import kept_when_it_fails
 
+    _refuse_disabled(args.pack is not None)
     vllm = find_vllm(plugin=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

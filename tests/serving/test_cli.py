@@ -104,6 +104,8 @@ def test_a_pack_that_the_environment_switches_off_is_said_not_to_serve(
     assert main(words) == 0 and "EMMY_DISABLE" not in capsys.readouterr().err
     monkeypatch.setenv("EMMY_DISABLE", "1")
     assert main(words) == 0 and "EMMY_DISABLE is set: the plugin does nothing" in capsys.readouterr().err
+    assert main(["bench", "quality", "m", "--pack", str(pack)]) == 2
+    assert "the lane with a pack would be stock too" in capsys.readouterr().err
 
 
 def test_a_bench_whose_requests_failed_fails_and_the_logs_it_names_stay(
