@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emmy import config
 from emmy.cli.serve import add_modes
 from emmy.cli.verb import VerbParser, add_seed, count, folder, positive, seconds
 from emmy.errors import UsageError, WrongAnswer
@@ -66,7 +67,9 @@ def add(parser: VerbParser) -> None:
     sub.add_argument("--most-kl", type=seconds, default=MOST_KL, metavar="X",
                      help=f"mean KL in nats of a case from which the answer is wrong (default: {MOST_KL})")  # fmt: skip
     sub.add_argument("--gsm8k", type=count, metavar="N", help="also GSM8K by lm-eval, N questions, 0: all")
-    sub.add_argument("--out", type=folder, metavar="DIR", help="folder of the logs (default: one that is removed)")
+    sub.add_argument(
+        "--out", type=folder, metavar="DIR", help="folder of the logs (default: one that is removed when all went well)"
+    )
     add_seed(sub)
     sub.pass_on()  # what is not known are flags of vLLM, for every lane
 
@@ -77,6 +80,14 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(positive(w) for w in text.split(","))
+
+
+def _refuse_disabled(packs: bool) -> None:
+    """Raises UsageError where a pack is to be compared and the plugin is switched off: stock would be compared with itself."""
+    if packs and config.disabled():
+        raise UsageError(
+            "EMMY_DISABLE is set, so the lane with a pack would be stock too. Unset it, or leave the pack out"
+        )
 
 
 def _pack(text: str) -> tuple[str, Path]:
@@ -97,6 +108,7 @@ def serving(args: Namespace, screen: Screen) -> int:
     changes = Changes(args.model, dict(args.pack), args.lanes, args.points, args.waves, args.most_output, args.most_prompts,
                       args.rounds, args.rest)  # fmt: skip
     experiment = read_experiment(args.experiment, changes)
+    _refuse_disabled(any(lane.use for lane in experiment.lanes))
     vllm = find_vllm(plugin=args.offline or any(lane.use for lane in experiment.lanes))
     results = Results.open(args.out)
     told = screen.say
@@ -142,16 +154,16 @@ def _table(found: Sequence[Entry], screen: Screen) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- quality
 def quality(args: Namespace, screen: Screen) -> int:
-    import tempfile
-
     from emmy.serving.installed import find_vllm
+    from emmy.serving.process import kept_when_it_fails
 
+    _refuse_disabled(args.pack is not None)
     vllm = find_vllm(plugin=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         return _quality(args, vllm, args.out, screen)
-    with tempfile.TemporaryDirectory(prefix="emmy-quality-") as name:
-        return _quality(args, vllm, Path(name), screen)
+    with kept_when_it_fails("emmy-quality-") as where:
+        return _quality(args, vllm, where, screen)
 
 
 def _quality(args: Namespace, vllm: Vllm, where: Path, screen: Screen) -> int:

@@ -57,6 +57,9 @@ def say_held(dataset: Dataset, screen: Screen) -> None:
         screen.say(f"{n} more rows wait in quarantine, in {counted(len(held), 'set')}: `emmy data quarantine` says why")
 
 
+_NEXT = "`emmy data quarantine check` judges again; `... release SET` takes a set in on your word, `... drop SET` deletes its rows"
+
+
 def _add_taking_in(sub: ArgumentParser) -> None:
     sub.add_argument(
         "--own",
@@ -128,6 +131,8 @@ def _judge(arrivals: Sequence[Arrival], args: Namespace, dataset: Dataset, scree
         reviewed = review(dataset, arrivals, on_progress=bar)
     for r in reviewed:
         show_reviewed(r, screen)
+    if any(r.release is None for r in reviewed):
+        screen.say(_NEXT)
     _train(reviewed, args, dataset, screen)
 
 
@@ -184,8 +189,7 @@ def _list(held: Sequence[Arrival], screen: Screen) -> None:
     screen.rows("held", map(_record, held), {"set": "set", "rows": "rows", "cards": "cards", "source": "source"})
     for a in held:
         screen.show(f"{a.name}: {a.standing.why}")
-    if not held:
-        screen.say("nothing is in quarantine")
+    screen.say(_NEXT if held else "nothing is in quarantine")
 
 
 def _record(a: Arrival) -> dict[str, object]:

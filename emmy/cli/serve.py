@@ -70,8 +70,13 @@ def start(
     """Becomes the server; or, as the options say, shows its command, or measures one point of it."""
     import os
 
+    from emmy import config
     from emmy.serving.command import refuse_card, serve_words
 
+    if use is not None and config.disabled():
+        screen.say(
+            "EMMY_DISABLE is set: the plugin does nothing, so vLLM serves without the pack, and knows no emmy_random"
+        )
     command = vllm.command(*serve_words(model, flags, use))
     pack = use and {"pack": use.pack, "digest": use.digest}
     screen.record("serve", {"command": command, "vllm": vllm.version, **(pack or {"pack": None, "digest": None})})
@@ -89,18 +94,16 @@ def start(
 def _bench(
     vllm: Vllm, model: str, flags: Sequence[str], use: Using | None, point_text: str, screen: Screen
 ) -> int:  # fmt: skip
-    import tempfile
-
     from emmy.serving import client
     from emmy.serving.experiment import parse_point
+    from emmy.serving.process import kept_when_it_fails
     from emmy.serving.server import serving
 
     point = parse_point(point_text)
-    with tempfile.TemporaryDirectory(prefix="emmy-serve-") as name:
-        folder = Path(name)
-        screen.say(f"starting the server; its log is {folder / 'server.log'} as long as it runs")
+    with kept_when_it_fails("emmy-serve-") as folder:
+        screen.say(f"starting the server; its log is {folder / 'server.log'}, deleted when all went well")
         with serving(vllm, model, flags, use, folder / "server.log", "the server") as ready:
-            for line in ready.choices:
+            for line in (*ready.choices, *ready.coverage):
                 screen.say(f"  {line}")
             screen.say(f"ready after {ready.startup_s:.0f} s; measuring {point.name}, {point.prompts} requests")
             found = client.measure(vllm, model, ready.flags, ready.url, point, folder)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,6 +131,20 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def kept_when_it_fails(prefix: str) -> Iterator[Path]:
+    """A temporary folder. It stays after a ServingError, which names logs in it; else it is deleted."""
+    folder, keep = Path(tempfile.mkdtemp(prefix=prefix)), False
+    try:
+        yield folder
+    except ServingError:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_port() -> int:

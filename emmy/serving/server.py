@@ -14,16 +14,19 @@ from emmy.serving.installed import Vllm
 from emmy.serving.process import Child, await_health, free_port, is_free, running
 
 READY_LIMIT_S = 1800.0
+_LINE = r"^\W*(?:\(.*?\) )?\w+ [\d: -]+\[[\w./]+:\d+\] "
 # What vLLM says of its choices while it starts; kept beside the numbers.
 _CHOICES = re.compile(
-    r"^\W*(?:\(.*?\) )?\w+ [\d: -]+\[[\w./]+:\d+\] +(Emmy serves .*|.*\b(?:Using|forcing)\b.*\b(?:backend|FlashAttention version)\b.*)$",
-    re.MULTILINE,
+    rf"{_LINE} *(Emmy serves .*|.*\b(?:Using|forcing)\b.*\b(?:backend|FlashAttention version)\b.*)$", re.MULTILINE
 )
+_COVERAGE = re.compile(rf"{_LINE}Emmy serves .*\n((?:{_LINE}  .*\n)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A server that answers. `choices`: lines of its log that say which backends it took, and what the plugin covers."""
+    """A server that answers. `choices`: lines of its log that say which backends it took, and which pack; `coverage`: what the plugin
+    says that the pack serves, of the first worker.
+    """
 
     url: str
     startup_s: float
@@ -33,8 +36,15 @@ class Ready:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        text = self.child.log.read_text(encoding="utf-8", errors="replace")
-        return tuple(dict.fromkeys(line.strip() for line in _CHOICES.findall(text)))[:12]
+        return tuple(dict.fromkeys(line.strip() for line in _CHOICES.findall(self._text())))[:12]
+
+    @property
+    def coverage(self) -> tuple[str, ...]:
+        said = _COVERAGE.search(self._text())
+        return tuple(re.sub(_LINE, "", line) for line in said[1].splitlines()) if said else ()
+
+    def _text(self) -> str:
+        return self.child.log.read_text(encoding="utf-8", errors="replace")
 
 
 def _reached(host: str) -> str:

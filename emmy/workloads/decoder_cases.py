@@ -37,6 +37,11 @@ class DecoderCase:
     text: str  # the op's, whether or not this Emmy has an op of the kind; a size that no op can have is ?
     form: Form = ""
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it is a product as a server runs it: weights merged, its norm and attention apart."""
+        return self.kind in ("matmul", "geglu", "swiglu") and self.form in ("merged", "")
+
     def op_text(self) -> str | None:
         """The op this case is, or None while no op expresses its kind."""
         if self.kind not in PARSERS or "?" in self.text:

@@ -127,7 +127,7 @@ def server_cases() -> tuple[DecoderCase, ...]:
         twice = from_config({**CONFIG, "attention_k_eq_v": False}, [SERVER_ROWS], dtype=dtype)
         own = from_config(CONFIG, [SERVER_ROWS], dtype=dtype)
         both = [replace(c, id=f"twice_{c.id}") for c in twice if c.part == "qkv.global"]
-        out += [replace(c, id=f"{c.id}.{dtype}") for c in (*own, *both) if _is_merged(c)]
+        out += [replace(c, id=f"{c.id}.{dtype}") for c in (*own, *both) if c.is_served]
         out += [_attention(*a, dtype) for a in SERVER_ATTENTION]
         out += [_between_blocks(dtype, place) for place in ("attention", "mlp")]
     return tuple(out)
@@ -143,10 +143,6 @@ def _between_blocks(dtype: DType, behind: Literal["attention", "mlp"]) -> Decode
     text = f"norm_add_norm:m({rows})x{CONFIG['hidden_size']}:{dtype}" + ":scale" * (behind == "mlp")
     name = f"norms_behind_{behind}"
     return DecoderCase(f"{name}.m{rows}.{dtype}", name, "norm_add_norm", N_LAYERS, text)
-
-
-def _is_merged(c: DecoderCase) -> bool:
-    return c.kind in ("matmul", "geglu") and c.form in ("merged", "")
 
 
 @cache

@@ -1,7 +1,9 @@
 """Named sets of cases: `@gemma4-12b` is all of them, `@gemma4-12b/q_proj*` those whose id matches; `@config:PATH` those of
 any dense decoder that a Hugging Face config.json describes. Knows no device.
 
-    @config:PATH[:widths=1,8,64][:tp=2][:dtype=f16][:context=4096][:only=qkv*]      a width may be a range: widths=1..4096
+    @config:PATH[:widths=1,8,64][:tp=2][:dtype=f16][:context=4096][:form=server][:only=qkv*,o_*]
+
+A width may be a range: widths=1..4096. `form=server`: the products alone, as vLLM runs them, with merged weights.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from emmy.errors import UsageError
 from emmy.ir.dtype import DTYPES, DType
@@ -35,7 +38,8 @@ OPS: dict[str, tuple[str, ...]] = {
     )
 }
 CONFIG = "@config:"
-_OPTIONS = ("widths", "tp", "dtype", "context", "only")
+_OPTIONS = ("widths", "tp", "dtype", "context", "form", "only")
+_FORM = f"{CONFIG}PATH[:widths=1,8,1..4096][:tp=2][:dtype=f16][:context=4096][:form=server][:only=qkv*,o_*]"
 _OPTION = re.compile(rf":(?={'|'.join(f'{o}=' for o in _OPTIONS)})")
 _WIDTH = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 
@@ -52,7 +56,8 @@ def load(name: str) -> tuple[AnyCase, ...]:
 
 
 def _matching(name: str, base: str, every: Sequence[AnyCase], pattern: str) -> tuple[AnyCase, ...]:
-    found = tuple(case for case in every if fnmatchcase(case.id, pattern or "*"))
+    patterns = (pattern or "*").split(",")
+    found = tuple(case for case in every if any(fnmatchcase(case.id, p) for p in patterns))
     if not found:
         close = difflib.get_close_matches(pattern, [case.id for case in every], n=3)
         hint = f" Close: {', '.join(close)}." if close else ""
@@ -65,12 +70,16 @@ def _of_config(name: str) -> tuple[AnyCase, ...]:
     path, *said = _OPTION.split(name.removeprefix(CONFIG))
     options = dict(word.split("=", 1) for word in said)
     if not path or len(options) != len(said):
-        raise UsageError(
-            f"{name!r} has not the form {CONFIG}PATH[:widths=1,8,1..4096][:tp=2][:dtype=f16][:context=4096][:only=qkv*]"
-        )
+        raise UsageError(f"{name!r} has not the form {_FORM}")
     widths = tuple(_width(name, w) for w in options["widths"].split(",")) if "widths" in options else WIDTHS
     tp, context = (_count(name, options, o, default) for o, default in (("tp", "1"), ("context", "0")))
+    if options.get("form", "server") != "server":
+        raise UsageError(f"{name!r}: form is {options['form']!r}; allowed is server, or nothing for every form")
+    if ":" in path and not Path(path).exists():
+        raise UsageError(f"there is no file or folder {path!r}. If its end was meant as options, they are {_FORM}")
     every = from_config(path, widths, tp, _dtype(name, options.get("dtype")), context)
+    if "form" in options:
+        every = tuple(case for case in every if case.is_served)
     return _matching(name, f"{CONFIG}{path}", every, options.get("only", ""))
 
 

@@ -59,6 +59,10 @@ def test_rows_travel_from_one_home_to_another(emmy: Emmy, tuned: Path, tmp_path:
     )
     assert f"{N_ROWS} more rows wait in quarantine, in 1 set" in emmy("data", "stats", "--home", other).err
     assert emmy("data", "stats", "--home", other, "--json").of("group") == []
+    assert (
+        "`... release SET` takes a set in" in said.err
+        and "release SET" in emmy("data", "quarantine", "--home", other).err
+    )
     (held,) = emmy("data", "quarantine", "--home", other, "--json").of("held")
     released = emmy("data", "quarantine", "release", held["set"], "--home", other, "--no-train")
     assert f"{N_ROWS} rows taken in, 0 were known" in released.out

@@ -6,13 +6,14 @@ import json
 import os
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from emmy import records
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
-from emmy.fleet import node, tuning
+from emmy.fleet import cluster, node, tuning
 from emmy.fleet.actors import Sent
 from emmy.fleet.cluster import _refuse_silent
 from emmy.fleet.status import Status, running
@@ -190,6 +191,15 @@ def test_a_node_says_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoSuchDevice, match="--compile-only"):
         node.start("10.0.0.1:6379")
     assert node.start("10.0.0.1:6379", compile_only=True).devices == {} == node.start(None).devices
+
+
+def test_an_address_where_nobody_listens_is_refused_before_ray_tries_for_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    for address in (f"127.0.0.1:{free_port()}", f"ray://localhost:{free_port()}", "127.0.0.1:99999"):
+        with pytest.raises(NoSuchDevice, match=f"no Ray cluster at {address}: .*`emmy fleet head` starts one"):
+            cluster.connect(address)
 
 
 def test_without_ray_a_fleet_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,14 @@ def serve() -> None:
     signal.signal(signal.SIGTERM, stop)
     listener = socket.create_server(("127.0.0.1", int(value("--port", "8000"))))
     print("(EngineCore pid=7) INFO 11-30 16:00:00 [cuda.py:1] Using TRITON_ATTN attention backend", flush=True)
+    if emmy:
+        for said in (
+            "Emmy serves from p (0123), made for a card:",
+            "  matmul:8x8x8:f32: 2 layers",
+            "    Emmy  1..8 rows",
+            "Ready",
+        ):
+            print(f"(EngineCore pid=7) INFO 11-30 16:00:00 [layers.py:44] {said}", flush=True)
     note(fast_math=os.environ.get("EMMY_FAST_MATH", ""))
     while True:
         connection, _ = listener.accept()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -88,16 +89,37 @@ def test_the_server_takes_our_place_with_its_signals_and_exit_code(vllm: Fake) -
 
 def test_a_bench_of_a_server_prints_its_point_and_stops_it(vllm: Fake, pack: Path, capsys: Out) -> None:
     assert main(["serve", "m", "--pack", str(pack), "--bench", "32/8@2", "--json", "--dtype", "float32"]) == 0
-    command, point = map(json.loads, capsys.readouterr().out.splitlines())
+    said = capsys.readouterr()
+    command, point = map(json.loads, said.out.splitlines())
     assert command["record"] == "serve" and "float32" in command["command"]
+    assert "    matmul:8x8x8:f32: 2 layers\n      Emmy  1..8 rows\nready after" in said.err
     assert (point["lane"], point["point"], point["ttft_p50_ms"]) == ("emmy", "32/8@2", 80.0)
     assert vllm.order == ["serve emmy", "bench", "stopped"]
 
 
-def test_a_bench_whose_requests_failed_fails(vllm: Fake, capsys: Out) -> None:
+def test_a_pack_that_the_environment_switches_off_is_said_not_to_serve(
+    vllm: Fake, pack: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["serve", "m", "--pack", str(pack), "--dry-run"]
+    assert main(words) == 0 and "EMMY_DISABLE" not in capsys.readouterr().err
+    monkeypatch.setenv("EMMY_DISABLE", "1")
+    assert main(words) == 0 and "EMMY_DISABLE is set: the plugin does nothing" in capsys.readouterr().err
+    assert main(["bench", "quality", "m", "--pack", str(pack)]) == 2
+    assert "the lane with a pack would be stock too" in capsys.readouterr().err
+
+
+def test_a_bench_whose_requests_failed_fails_and_the_logs_it_names_stay(
+    vllm: Fake, tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["serve", "m", "--stock", "--bench", "32/8@2"]) == 0
+    assert not list(tmp_path.glob("emmy-serve-*"))
     vllm.behaves(failed=1)
     assert main(["serve", "m", "--stock", "--bench", "32/8@2"]) == 1
-    assert "1 of 8 requests failed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 of 8 requests failed" in said
+    (named,) = re.findall(r"The end of (\S+\.log)", said)
+    assert Path(named).is_file() and list(tmp_path.glob("emmy-serve-*/server.log"))
 
 
 def test_an_experiment_gives_rows_a_table_and_a_report(

@@ -196,6 +196,17 @@ def test_a_set_names_file_or_folder_widths_split_dtype_and_a_pattern(tmp_path: P
     cases = load(f"@config:{folder}:widths=1,2..8:tp=2:dtype=f32:only=qkv*")
     assert [c.id for c in cases] == ["qkv_proj.m1.tp2", "qkv_proj.m2..8.tp2"]
     assert op_texts(f"@config:{folder / 'config.json'}:widths=3:only=o_*") == ("matmul:3x4096x4096:bf16:nk",)
+    both = load(f"@config:{folder}:widths=1:only=o_*,lm_*")
+    assert [c.id for c in both] == ["o_proj.m1", "lm_head.m1"]
+    served = load(f"@config:{folder}:widths=1..64:form=server")
+    assert [c.id.split(".")[0] for c in served] == [
+        "qkv_proj",
+        "o_proj",
+        "gate_up_proj",
+        "swiglu",
+        "down_proj",
+        "lm_head",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +218,8 @@ def test_a_set_names_file_or_folder_widths_split_dtype_and_a_pattern(tmp_path: P
         (":dtype=int8", "dtype is 'int8'; allowed are f32"),
         (":widths=1:widths=2", "has not the form"),
         (":only=qvk_proj*", "Close: qkv_proj"),
+        (":form=merged", "form is 'merged'; allowed is server"),
+        (":server", r"If its end was meant as options, they are @config:PATH\[:widths"),
     ],
 )
 def test_an_option_that_cannot_be_read_is_named(tmp_path: Path, rest: str, says: str) -> None:
