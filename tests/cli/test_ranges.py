@@ -109,6 +109,7 @@ def test_one_schedule_beside_a_table_says_what_it_serves_and_is_reproduced_by_na
     assert raced["op"] == OP and f"schedule   {raced['schedule']}\n" in said
 
 
+@pytest.mark.slow
 def test_bench_says_when_another_schedule_serves_an_op_afterwards(
     emmy: Emmy, tuned: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

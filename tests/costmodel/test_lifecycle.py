@@ -198,6 +198,7 @@ def test_a_second_training_replays_only_new_rows_and_gives_what_one_from_nothing
     assert len(Replays(tmp_path / "r.npz", "code 1")) == 0
 
 
+@pytest.mark.slow
 def test_what_is_remembered_holds_in_another_process_and_not_for_another_target() -> None:
     code = (
         "from emmy.costmodel.replayed import Replays; from emmy.costmodel.samples import generated_digest;"

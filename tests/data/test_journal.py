@@ -42,7 +42,7 @@ def test_every_line_of_a_journal_is_one_json_object(tmp_path: Path, make_row, wr
 def test_a_journal_cut_at_any_byte_keeps_every_whole_row_and_can_be_continued(
     tmp_path: Path, make_row, write_journal
 ) -> None:
-    rows = [make_row(i) for i in range(4)]
+    rows = [make_row(i) for i in range(2)]
     data = write_journal(tmp_path, "whole", rows, close=False).read_bytes()
     ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
     path = journal_path(tmp_path, "cut")

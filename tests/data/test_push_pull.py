@@ -188,6 +188,7 @@ def test_any_rows_survive_the_round_trip_in_any_portions(
 
 
 # ---------------------------------------------------------------- through a web server
+@pytest.mark.slow
 def test_a_web_server_is_read_through_the_index(filled: Dataset, tmp_path: Path) -> None:
     push(filled, Folder(tmp_path / "place"))
     other = Dataset(tmp_path / "other")
@@ -259,6 +260,7 @@ def test_without_fsspec_folders_work_and_buckets_say_what_to_install(
     assert place_at(f"file://{tmp_path}").files("") == {}
 
 
+@pytest.mark.slow
 def test_a_file_and_an_empty_folder_are_no_place_to_pull_from(filled: Dataset, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file: name a folder"):

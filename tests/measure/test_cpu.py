@@ -89,7 +89,7 @@ def test_every_kernel_has_an_expected_row() -> None:
 LATER = {
     "prints", "hang_printing", "hang_with_child", "abort", "answers_half_a_line", "closes_every_descriptor",
     "far_past_the_end", "before_the_start", "far_before_the_start", "past_an_input", "reorders_an_input", "leaves_a_row",
-    "slightly_off", "constant", "answers_once",
+    "slightly_off", "constant", "answers_once", "writes_on_every_descriptor", "remembers_by_address", "exit", "kill",
 }  # fmt: skip
 
 
@@ -121,6 +121,7 @@ def test_a_row_carries_source_facts_and_circumstances(shared: CpuMeasurer) -> No
     assert row.id != shared.measure([RIGHT])[0].id
 
 
+@pytest.mark.slow
 def test_a_race_loses_only_the_guilty(shared: CpuMeasurer) -> None:
     names = ["right", "segfault", "slow", "refused", "off_by_one"]
     rows = shared.race([Candidate(kernels.OP, n) for n in names], rounds=3)
@@ -170,6 +171,7 @@ def test_a_worker_killed_while_idle_costs_nothing(tmp_path: Path) -> None:
         assert measurer.worker.n_started == 2
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_worker_so_that_no_answer_comes_late(tmp_path: Path) -> None:
     class Interrupted(BaseException):
         pass
@@ -250,6 +252,7 @@ def test_a_launcher_that_cannot_be_built_stops_the_run_and_blames_no_kernel(
         measurer.measure([RIGHT])
 
 
+@pytest.mark.slow
 def test_an_op_too_large_for_memory_blames_no_kernel(tmp_path: Path) -> None:
     large = Candidate("matmul:16777216x16777216x1:f32", "")
     with CpuMeasurer(load_target("cpu"), cache=tmp_path) as measurer:

@@ -117,6 +117,7 @@ def test_times_are_those_of_the_events_and_the_row_says_how_they_were_taken(shar
     assert not row.contended
 
 
+@pytest.mark.slow
 def test_a_race_takes_turns_and_measures_long_kernels_under_lasting_load(shared: CudaMeasurer) -> None:
     names = ["right 60", "illegal", "right 80", "off_by_one", "refused"]
     rows = shared.race([Candidate(fake.OP, n) for n in names], rounds=5)

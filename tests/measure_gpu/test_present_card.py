@@ -115,12 +115,14 @@ def test_measuring_on_another_card_is_refused_with_what_is_here(machine: Machine
     assert "this machine has NVIDIA GeForce RTX 4090 (rtx4090)" in error(done)
 
 
+@pytest.mark.slow
 def test_a_card_that_no_target_describes_is_named(machine: Machine) -> None:
     done = machine.emmy("bench", OP, "--gpu", "rtx4090", FAKE_CUDA_NAME="NVIDIA GeForce RTX 4080")
     assert done.returncode == 3
     assert "this machine has NVIDIA GeForce RTX 4080 (no target describes it)" in error(done)
 
 
+@pytest.mark.slow
 def test_doctor_says_how_the_card_is_set_and_who_else_is_there(machine: Machine) -> None:
     checks = doctor(machine)
     assert checks["NVIDIA driver"] == ("ok", "580.159.04, runs CUDA up to 13.0")

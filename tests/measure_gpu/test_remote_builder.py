@@ -67,6 +67,7 @@ def test_refusals_come_back_as_what_they_were(builder: RemoteBuilder) -> None:
         builder(Candidate(OP, "k0/split(m,grid,3)"))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_one_candidate(tmp_path: Path) -> None:
     lonely = RemoteBuilder(TARGET, 1)
     try:

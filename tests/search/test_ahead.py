@@ -95,6 +95,7 @@ def test_how_far_ahead_a_run_asks_follows_the_devices_and_stays_when_it_is_resum
     assert course(rest) == course(whole) != course(one)
 
 
+@pytest.mark.slow
 def test_rows_that_came_before_their_turn_are_kept_when_the_run_is_cut_short(tmp_path: Path) -> None:
     """And each row is stored once, though several of them were out."""
     stop = Stop()

@@ -204,6 +204,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_compilers_and_makes_no_candidate_look_
     assert {r.status for r in read_journal(path).rows} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once_and_loses_nothing(tmp_path: Path) -> None:
     process = start((*FAKE, "30", OP, "--budget", "50", "--strategy", "random"), tmp_path)  # 30 s a measurement
     wait_until(lambda: written(tmp_path) > 0, process)

@@ -31,6 +31,7 @@ def _model(target: str) -> CostModel:
     return train(samples, target, seeds=(0,)).model
 
 
+@pytest.mark.slow
 def test_a_model_that_is_deployed_between_two_ops_leads_the_next_and_the_last_op_trains_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,6 +332,7 @@ def tune_three(home: Path, stop: Stop | None = None, on_event: object = ignore) 
     return found
 
 
+@pytest.mark.slow
 def test_a_sequence_that_was_interrupted_goes_on_at_the_op_at_hand(tmp_path: Path) -> None:
     stop = Stop()
 
