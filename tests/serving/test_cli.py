@@ -154,7 +154,12 @@ def test_an_interrupted_experiment_leaves_nothing_running(
 ) -> None:
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from emmy.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", program, "bench", "serving", str(experiment()), "--out", str(tmp_path / "out")]
-    running = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        words,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
+    )
     while "bench" not in vllm.order:
         assert running.poll() is None
         time.sleep(0.01)
