@@ -19,10 +19,11 @@ FIRST := not slow and not gpu and not vllm
 SLOW := slow and not gpu and not vllm
 # vLLM pins a torch of its own, so it lives apart. Where VLLM_VENV names a folder outside the checkout, clones share it.
 VLLM_VENV ?= .venv-vllm
+IN_VLLM = $(RUN) PYTHONPATH=.:plugin $(VLLM_VENV)/bin/python -m pytest
 # pytest ends with 5 when a selection is empty, which is no failure here.
 OR_NONE := || [ $$? -eq 5 ]
 
-.PHONY: tune test lint slow vllm clean
+.PHONY: tune test lint slow vllm vllm-all clean
 
 tune: $(VENV)/.tune
 	$(BIN)/emmy tune --gpu cpu $(OP) --budget $(BUDGET)
@@ -41,8 +42,12 @@ slow: $(VENV)/.dev
 	$(PYTEST) -n 2 -m "$(SLOW) and not serial" $(OR_NONE)
 	$(PYTEST) -m "$(SLOW) and serial" $(OR_NONE)
 
+# vllm: what every change runs; vllm-all: more models compiled, lanes in turns, a drafter, which take as long again.
 vllm: $(VLLM_VENV)/.vllm
-	$(RUN) PYTHONPATH=.:plugin $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm tests/serving
+	$(IN_VLLM) -m "vllm and not slow" tests/vllm tests/serving
+
+vllm-all: $(VLLM_VENV)/.vllm
+	$(IN_VLLM) -m vllm tests/vllm tests/serving
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

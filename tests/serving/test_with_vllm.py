@@ -122,6 +122,7 @@ def agreement(model: Path, out: Out, *more: str) -> list[dict[str, Any]]:
     return said(out)
 
 
+@pytest.mark.slow
 def test_stock_agrees_with_itself_bit_by_bit(model: Path, capsys: Out) -> None:
     found = agreement(model, capsys)
     assert [a["case"] for a in found] == ["prefill 3", "prefill 70", "decode 1", "decode 4"]
@@ -135,6 +136,7 @@ def test_a_pack_says_the_same_within_rounding(model: Path, served: Path, capsys:
     assert any(a["max_abs"] > 0 for a in found), "the pack's kernels were not used"
 
 
+@pytest.mark.slow
 def test_lanes_in_process_take_turns_on_one_machine(model: Path, served: Path, capsys: Out, tmp_path: Path) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text(
@@ -163,6 +165,7 @@ def test_an_experiment_runs_through_real_servers(model: Path, served: Path, caps
     assert emmy["figures"]["tpot_p50_ms"] > 0 and emmy["ratios"]["ttft_p50_ms"]
 
 
+@pytest.mark.slow
 def test_tokens_that_a_drafter_proposes_are_served_with_the_plugin_on(
     model: Path, drafter: Path, served: Path, capsys: Out
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import in_every_run
 from tests.vllm import engine, models, packs
 from tests.vllm.test_graphs import COMPILED, compiles_as_on_a_gpu
 
@@ -54,7 +55,9 @@ def counted() -> dict[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("model", models.MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=in_every_run(m in ("gemma4", "qwen3"))) for m in models.MODELS]
+)
 def test_a_compiled_model_answers_as_stock_does_with_its_chains_by_the_pack(
     model: str, folder: Path, fused: Config
 ) -> None:
@@ -79,6 +82,7 @@ def test_a_compiled_model_answers_as_stock_does_with_its_chains_by_the_pack(
         assert any(line.startswith(f"{kind} 256x128 f32, rows {rows}: {what}") for line in said), said
 
 
+@pytest.mark.slow
 def test_a_cached_graph_never_serves_other_settings(folder: Path, fused: Config) -> None:
     """On, off, with another pack, and on again, with one cache of compiled graphs."""
     on, calls, _ = answered("llama", folder, fused)
