@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 _AXES = "pcjgd"
-_SEGMENTS, _GRID = (
-    16,
-    128,
-)  # vllm/v1/attention/backends/triton_attn.py: parts of a decode, blocks below which it is cut up
+# vllm/v1/attention/backends/triton_attn.py: parts of a decode, blocks below which it is cut up
+_SEGMENTS, _GRID = 16, 128
 
 
 @dataclass(frozen=True, slots=True)
