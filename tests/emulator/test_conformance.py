@@ -17,7 +17,7 @@ from tests.tiers import some
 MEASURED = Path(__file__).parents[1] / "golden" / "conformance_h200.npz"
 NAMES = [p.name for p in PROBES]
 # Probes that the file has not yet: run it on a GPU, and take them off here.
-NOT_MEASURED: frozenset[str] = frozenset(("marks", "sums"))
+NOT_MEASURED: frozenset[str] = frozenset()
 
 
 # Each costs a compilation: a fifth of them in every run, the others in the slow tier.
