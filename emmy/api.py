@@ -25,6 +25,7 @@ from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
 from emmy.costmodel.train import Progress
+from emmy.costmodel.upkeep import Upkeep
 from emmy.costmodels import (
     costmodel_curve,
     costmodel_versions,
@@ -52,6 +53,7 @@ from emmy.ranged import Group, Predicted, settle
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
+from emmy.search.finished import Finished
 from emmy.search.predict import Predicting, prior_model
 from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.ranges import RangeWinner
@@ -92,14 +94,14 @@ def tune(  # type: ignore[overload-overlap]  # a text is a Sequence too; it mean
     op: Op | str, *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
     model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
     home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ..., by_range: bool = ...,
-    ahead: int = ...,
+    ahead: int = ..., searches: int = ...,
 ) -> TuneResult: ...
 @overload
 def tune(
     op: Sequence[Op | str], *, gpu: str = ..., threads: int = ..., budget: Budget | str = ..., strategy: str = ...,
     model: str | None = ..., seed: int = ..., on_event: Listener = ..., fresh: bool = ..., wait: bool = ...,
     home: Path | None = ..., measurer: Measurer | None = ..., stop: Stop | None = ..., by_range: bool = ...,
-    ahead: int = ...,
+    ahead: int = ..., searches: int = ...,
 ) -> tuple[TuneResult, ...]: ...
 # fmt: on
 def tune(
@@ -119,6 +121,7 @@ def tune(
     stop: Stop | None = None,
     by_range: bool = True,
     ahead: int = 0,
+    searches: int = 1,
 ) -> TuneResult | tuple[TuneResult, ...]:
     """The fastest schedule found for an op; for a sequence of ops one result each, the most valuable first (`at_stake`).
 
@@ -136,6 +139,9 @@ def tune(
     stop:     set `stop.asked` from elsewhere to end after the measurement in flight
     ahead:    batches of proposals that may be out at once, which the course of a run depends on; 0 = one for one device, more
               for several (`docs/fleet.md`)
+    searches: ops that are searched at a time, each in a process of its own that asks this one to measure: a device serves
+              several searches faster than one. On a CPU they would disturb what is timed. `on_event` is called by one
+              thread at a time; events of several ops mingle then
 
     Raises UsageError, NoSuchDevice (of a CPU, or an unknown name), DeviceBusy or StaleModel.
     """
@@ -143,7 +149,7 @@ def tune(
     check_strategy(strategy)
     ops, limits, target = _asked(op, budget, gpu)
     home, stop = home or config.home(), stop or Stop()
-    terms = Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model)
+    terms = Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model, searches)
     tuning = Tuning(target, ops, terms, home, on_event, stop)
     with ExitStack() as held:
         try:
@@ -175,6 +181,7 @@ def tune_fleet(
     stop: Stop | None = None,
     by_range: bool = True,
     ahead: int = 0,
+    searches: int = 1,
     metrics_port: int = 0,
     lost_after_s: float = 300.0,
 ) -> FleetResult:
@@ -192,7 +199,7 @@ def tune_fleet(
     limits = budget if isinstance(budget, Budget) else parse_budget(budget)
     return fleet_tune(
         listed,
-        Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model),
+        Terms(limits, strategy, seed, threads, fresh, by_range, ahead, model, searches),
         address=fleet,
         targets=() if gpu == "all" else tuple(gpu.split(",")),
         on_event=on_event,
@@ -230,8 +237,13 @@ def collect(
     asked = requests(ops, limits, target, seed, threads, fresh)
     leader = load_model(model, target, home, on_event)
     with device(target, threads, wait=wait, measurer=measurer) as here:
-        sitting = Sitting(asked, here, home, __version__, leader, model is None, on_event, stop)
-        return collect_rows(asked, sitting.run)
+        upkeep = Upkeep(home, target.name) if model is None and len(asked) > 1 else None
+        finished = Finished.of(asked, here.device, home, __version__)
+        sitting = Sitting(asked, here, home, __version__, leader, upkeep, finished, on_event, stop)
+        collected = collect_rows(asked, sitting.run)
+        if not collected.interrupted:
+            finished.forget()
+        return collected
 
 
 def _asked(op: Op | str | Sequence[Op | str], budget: Budget | str, gpu: str) -> tuple[list[Op], Budget, Target]:

@@ -1,4 +1,4 @@
-"""Ops tuned one after another on one target, on whatever measures there: the order, the ranges, the model that leads.
+"""Ops tuned on one target, on whatever measures there: the order, the ranges, the model that leads, how many at a time.
 
 Does not look for devices, and predicts nothing for those that are absent.
 """
@@ -11,14 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from emmy import __version__
+from emmy.abreast import Asked, Searches
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
+from emmy.costmodel.upkeep import Upkeep
 from emmy.ir.ops import Op
 from emmy.ir.target import Target
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, settle
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
+from emmy.search.finished import Finished
 from emmy.search.ranges import RangeWinner
 from emmy.search.session import at_stake, load_model
 from emmy.search.sitting import Sitting
@@ -37,6 +40,7 @@ class Terms:
     by_range: bool
     ahead: int
     model: str | None
+    searches: int = 1
 
 
 @dataclass(slots=True)
@@ -72,26 +76,49 @@ class Tuning:
     def on(self, here: Measurer, alone: bool = False) -> list[TuneResult]:
         """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it."""
         requests = [r for g in self.groups for r in g.requests]
-        keeps_up = self.terms.model is None
-        sitting = Sitting(requests, here, self.home, __version__, self.leader, keeps_up, self.on_event, self.stop)
+        finished = Finished.of(requests, here.device, self.home, __version__)
+        n = min(self.terms.searches, len(self.groups))
+        results = self._abreast(here, finished, n) if n > 1 else self._in_turn(here, finished)
+        if not any(r.why == INTERRUPTED for r in results) and not self.stop.asked:
+            finished.forget()
+        return [r for r in results if r.trials or alone]
+
+    def _in_turn(self, here: Measurer, finished: Finished) -> list[TuneResult]:
+        upkeep = Upkeep(self.home, self.target.name) if self.terms.model is None and self.n_runs > 1 else None
         results: list[TuneResult] = []
         for group in self.groups:
-            found: list[TuneResult] = []
-            for request in group.requests:
-                if (result := sitting.run(request)) is None:
-                    continue
-                found.append(result)
-                if result.why == INTERRUPTED:  # where the same command goes on
-                    break
-            results += [r for r in group.result(found, partial(self._settled, here)) if r.trials or alone]
-            if found and found[-1].why == INTERRUPTED:
+            sitting = Sitting(
+                group.requests, here, self.home, __version__, self.leader, upkeep, finished, self.on_event, self.stop,
+                group is not self.groups[-1],
+            )  # fmt: skip
+            found = tuned(group, sitting)
+            self.leader = sitting.leader
+            results += found
+            if found and found[-1].why == INTERRUPTED:  # where the same command goes on
                 break
         return results
 
-    def _settled(self, here: Measurer, group: Group) -> tuple[RangeWinner, ...]:
-        """The table of a group whose ranges were tuned, after races between neighbours."""
-        with recording(self.home, "ranges", group.op.key, group.target.name, __version__) as keep:
-            evidence = Measured.stored(self.home, group.op, group.target, group.threads)
-            evidence.here, evidence.keep, evidence.on_event = here, keep, self.on_event
-            settle(evidence, self.stop)
-            return evidence.table()
+    def _abreast(self, here: Measurer, finished: Finished, n: int) -> list[TuneResult]:
+        asked = [Asked(g, self.home, self.terms.model) for g in self.groups]
+        return Searches(here, asked, n, finished, self.on_event, self.stop).results()
+
+
+def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
+    """What came of a group's requests: one result of an op whose ranges were all tuned."""
+    found: list[TuneResult] = []
+    for request in group.requests:
+        if (result := sitting.run(request)) is None:
+            continue
+        found.append(result)
+        if result.why == INTERRUPTED:
+            break
+    return list(group.result(found, partial(_settled, sitting)))
+
+
+def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
+    """The table of a group whose ranges were tuned, after races between neighbours."""
+    with recording(sitting.home, "ranges", group.op.key, group.target.name, __version__) as keep:
+        evidence = Measured.stored(sitting.home, group.op, group.target, group.threads)
+        evidence.here, evidence.keep, evidence.on_event = sitting.here, keep, sitting.on_event
+        settle(evidence, sitting.stop)
+        return evidence.table()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from emmy.search.tuner import Stop, TuneResult
 
 INTERRUPTED = 130
+MOST_SEARCHES = 12  # that one machine's devices keep busy
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -71,6 +73,13 @@ def configure(parser: ArgumentParser) -> None:
         "--collect",
         action="store_true",
         help="look for no winner: spend the budget, of all ops together, on rows that teach the cost model",
+    )
+    parser.add_argument(
+        "--searches",
+        type=positive,
+        metavar="N",
+        help="ops that are searched at a time, each in a process of its own (default: 1 on a CPU, and of one op; for GPUs half "
+        f"of the cores, at most {MOST_SEARCHES})",
     )
     _fleet_options(parser)
     parser.add_argument("--wait", action="store_true", help="queue behind whoever measures on the device")
@@ -119,12 +128,15 @@ def run(args: Namespace, screen: Screen) -> int:
         raise UsageError("--collect measures on one device: name it with --gpu, and leave out --fleet")
     if args.metrics_port and not several:
         raise UsageError("--metrics-port tells of several devices: add --gpu all or --fleet ADDRESS")
+    if args.searches and args.searches > 1 and args.gpu == "cpu" and not several:
+        raise UsageError("--searches on a CPU would disturb what is timed there: leave it out")
     if args.collect:
         return _collect(ops, args, stop, screen)
     failed: Mapping[str, EmmyError] = {}
     with TuneProgress(screen) as progress, _ctrl_c(stop, progress):
         asked = _asked(args, stop, progress)
         asked |= {"strategy": args.strategy, "by_range": not args.one_schedule, "ahead": args.ahead}
+        asked |= {"searches": args.searches or _searches(args.gpu)}
         if several:
             done = api.tune_fleet(
                 ops, fleet=args.fleet, metrics_port=args.metrics_port or 0, lost_after_s=args.lost_after, **asked
@@ -141,6 +153,11 @@ def run(args: Namespace, screen: Screen) -> int:
         screen.say(f"interrupted: {'the best prediction so far is kept' if predicted else kept}")
         return INTERRUPTED
     return int(bool(failed) or any(r.best is None and r.predicted is None for r in results))
+
+
+def _searches(gpu: str) -> int:
+    """How many searches keep devices busy without slowing the compilers, which need the other cores."""
+    return 1 if gpu == "cpu" else max(1, min(MOST_SEARCHES, len(os.sched_getaffinity(0)) // 2))
 
 
 def _asked(args: Namespace, stop: Stop, progress: TuneProgress) -> dict[str, Any]:

@@ -11,10 +11,12 @@ and let go of it at once (`Snapshot`).
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from emmy.records import Measurement, Origin, Status
 log = logging.getLogger("emmy.costmodel.dataset")
 
 DATABASE = "emmy.duckdb"
-_TURNS = threading.Lock()  # threads of one process would share the database, and each other's journals
+_TURNS = threading.Lock()  # threads of one process would share the database too
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,17 @@ class Dataset:
 
         A row counts once, however often its journal is ingested: kill this at any moment and do it again.
         """
-        with _TURNS:
+        if not self._waiting(dead):
+            return IngestReport(0, 0, 0)
+        with _turn(self.home / "journal"):
             return self._ingest(dead)
 
+    def _waiting(self, dead: bool) -> tuple[Path, ...]:
+        left = tuple(p for p in open_journals(self.home) if not is_live(p)) if dead else ()
+        return (*closed_journals(self.home), *left)
+
     def _ingest(self, dead: bool) -> IngestReport:
-        waiting = closed_journals(self.home)
-        if dead:
-            waiting += tuple(p for p in open_journals(self.home) if not is_live(p))
-        contents, damaged = _read_all(waiting)
+        contents, damaged = _read_all(self._waiting(dead))
         if not contents:
             return IngestReport(0, 0, 0, damaged=damaged)
         with writing(self.database, self.wait_s) as con:
@@ -171,6 +176,14 @@ class Dataset:
 
 def _log_of(database: Path) -> Path:
     return database.with_name(f"{database.name}.wal")
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Within: nobody else, thread or process, brings in the folder's journals, which two would take from each other."""
+    with _TURNS, (folder / "turn.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go of by closing
+        yield
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[tuple[JournalContents, ...], tuple[str, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.model_files import found
+from emmy.costmodel.recording import try_ingest
 from emmy.costmodel.registry import find, model_roots
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
@@ -72,12 +73,8 @@ def open_run(
     model: CostModel | None = None,
     on_event: Listener = ignore,
     stop: Stop | None = None,
-    done: tuple[str, ...] = (),
 ) -> Run:
-    """A run ready to go: the interrupted one with the same request if there is one, else a new one that knows earlier rows.
-
-    done: ops that the same command has finished already; kept with a new run, see `finished_before`
-    """
+    """A run ready to go: the interrupted one with the same request if there is one, else a new one that knows earlier rows."""
     space = ScheduleSpace(request.op, request.target, request.threads, request.sums)
     plan, device = _plan(request, model), measurer.device
     run_id = _next_run_id(plan, request, device, home, emmy_version)
@@ -88,7 +85,7 @@ def open_run(
         start = Start.from_text(read_journal(path).header.start)
     else:
         start = _start(request, space, measurer, home, on_event)
-        start = replace(start, done=done, ahead=request.ahead or measurer.ahead)
+        start = replace(start, ahead=request.ahead or measurer.ahead)
         if request.strategy == COLLECT:
             start = replace(start, elsewhere=_elsewhere(request, space, device, home), shares=SHARES)
     known = _trials(space, start.known)
@@ -101,18 +98,6 @@ def open_run(
     races = request.strategy != COLLECT
     look = SecondLook.of(space, model) if request.strategy not in (COLLECT, "random") else None
     return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop(), races, look)
-
-
-def finished_before(
-    requests: Sequence[Request], measurer: Measurer, home: Path, emmy_version: str, model: CostModel | None = None
-) -> tuple[str, ...]:
-    """Ops that a command for these requests had finished when it was interrupted in one of the others; () if none was."""
-    for request in requests:
-        run_id = _next_run_id(_plan(request, model), request, measurer.device, home, emmy_version)
-        path = journal_path(home, run_id)
-        if path.exists() and not request.fresh:
-            return Start.from_text(read_journal(path).header.start).done
-    return ()
 
 
 def _plan(request: Request, model: CostModel | None) -> Plan:
@@ -158,9 +143,10 @@ def _start(request: Request, space: ScheduleSpace, measurer: Measurer, home: Pat
 
     A fresh run knows neither; the stored winner races in it too.
     """
-    device, dataset = measurer.device, Dataset.of(home)
-    dataset.ingest()
-    with dataset.snapshot() as snapshot:
+    device = measurer.device
+    if why := try_ingest(home):
+        on_event(Note(why))
+    with Dataset.of(home).snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
         winners = fastest(snapshot, request.target, request.threads)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]

@@ -11,45 +11,40 @@ from emmy.costmodel.recording import try_ingest
 from emmy.costmodel.upkeep import Upkeep
 from emmy.measure.measurer import Measurer
 from emmy.search.events import Listener, Note, ignore
-from emmy.search.session import Request, finished_before, load_model, open_run
+from emmy.search.finished import Finished
+from emmy.search.session import Request, load_model, open_run
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 
 
 @dataclass(slots=True)
 class Sitting:
-    """Runs `requests`, which are of one target. `keeps_up`: the deployed model leads, and is trained anew as rows arrive."""
+    """Runs `requests`, which are of one target. `upkeep`: the deployed model leads, and is trained anew as rows arrive."""
 
     requests: Sequence[Request]
     here: Measurer
     home: Path
     emmy_version: str
     leader: CostModel | None
-    keeps_up: bool
+    upkeep: Upkeep | None
+    finished: Finished
     on_event: Listener = ignore
     stop: Stop = field(default_factory=Stop)
-    _done: tuple[str, ...] = ()
-    _upkeep: Upkeep | None = None
-
-    def __post_init__(self) -> None:
-        self._done = finished_before(self.requests, self.here, self.home, self.emmy_version, self.leader)
-        if self.keeps_up and len(self.requests) > 1:
-            self._upkeep = Upkeep(self.home, self.requests[0].target.name)
+    more: bool = False  # whether others follow these
 
     def run(self, request: Request) -> TuneResult | None:
         """The outcome of one of the requests; None when the same command finished it before it was interrupted."""
-        if request.op.key in self._done:
+        if request.op.key in self.finished:
             self.on_event(Note(f"{request.op}: finished before the interruption, and left out now"))
             return None
-        run = open_run(
-            request, self.here, self.home, self.emmy_version, self.leader, self.on_event, self.stop, self._done
-        )
+        run = open_run(request, self.here, self.home, self.emmy_version, self.leader, self.on_event, self.stop)
         result = run.go()
         if why := try_ingest(self.home):
             self.on_event(Note(why))
         if result.why != INTERRUPTED:
-            self._done = (*self._done, request.op.key)
-            if self._upkeep is not None and request is not self.requests[-1] and not self.stop.asked:
-                self._renew(self._upkeep, request, result)
+            self.finished.add(request.op.key)
+            last = request is self.requests[-1] and not self.more
+            if self.upkeep is not None and not last and not self.stop.asked:
+                self._renew(self.upkeep, request, result)
         return result
 
     def _renew(self, upkeep: Upkeep, request: Request, result: TuneResult) -> None:

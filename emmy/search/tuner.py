@@ -44,7 +44,6 @@ class Start:
 
     first: tuple[str, ...] = ()  # schedules measured after the default: winners of near problems
     known: tuple[tuple[str, float | None], ...] = ()  # (schedule, time_us) of this op
-    done: tuple[str, ...] = ()  # ops that the same command had finished before
     best: tuple[
         str, ...
     ] = ()  # the stored winner: raced whatever the search finds, so that nothing worse takes its place
@@ -63,8 +62,8 @@ class Start:
             known = tuple((str(k), None if t is None else float(t)) for k, t in raw["known"])
             shares = {str(k): float(x) for k, x in raw.get("shares", {}).items()}
             texts = {k: tuple(map(str, raw.get(k, ()))) for k in ("best", "elsewhere")}
-            first, done = (tuple(map(str, raw[k])) for k in ("first", "done"))
-            return cls(first, known, done, **texts, shares=shares, ahead=int(raw.get("ahead", 1)))
+            first = tuple(map(str, raw["first"]))
+            return cls(first, known, **texts, shares=shares, ahead=int(raw.get("ahead", 1)))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise DataError(f"journal header: start is not what a search writes: {e}") from None
 

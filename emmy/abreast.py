@@ -1,0 +1,237 @@
+"""Several searches at once on one device, or one pool of them: each in a process of its own, which asks here for its rows.
+
+A search takes about as long to propose a candidate as a device to measure it, and is one thread of Python; so a device that
+serves one search waits half of the time, and two devices all the more. The searches are `emmy.search_main`; what they find
+and how they resume does not depend on which process has them, but an op knows the winners of those that ended before it began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from emmy import config
+from emmy.errors import EmmyError
+from emmy.measure.measurer import Measurer
+from emmy.measure.served import serve
+from emmy.ranged import Group
+from emmy.search.events import Event, Listener, Note
+from emmy.search.events import Finished as RunEnded
+from emmy.search.finished import Finished
+from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+
+log = logging.getLogger("emmy.abreast")
+
+_LOOK_S = 0.2
+_ATTEMPTS = 2  # of an op whose process was lost; the second goes on with the first one's journal
+# Searches side by side, each with a thread a core for its small matrices, hold each other and the compilers up by minutes.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a process is asked to search. `model`: as in `Terms`; `rows`: usable ones since a model was trained."""
+
+    group: Group
+    home: Path
+    model: str | None
+    done: tuple[str, ...] = ()  # of its ranges
+    more: bool = True
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of it. `trained`: the model was trained anew meanwhile. Otherwise `error` says why nothing did."""
+
+    results: tuple[TuneResult, ...] = ()
+    trained: bool = False
+    error: EmmyError | None = None
+
+
+class Lost(EmmyError):
+    """A process that searches is gone."""
+
+
+class Searches:
+    """Groups searched by `n` processes, in order, the next by whichever is free."""
+
+    def __init__(
+        self, here: Measurer, asked: Sequence[Asked], n: int, finished: Finished, on_event: Listener, stop: Stop
+    ) -> None:
+        self.here, self.finished, self.stop = here, finished, stop
+        self._n, self._on_event, self._lock = n, on_event, threading.Lock()
+        self._todo = deque(enumerate(asked))
+        self._results: dict[int, tuple[TuneResult, ...]] = {}
+        self._rows = 0
+        self._failed: BaseException | None = None
+
+    def results(self) -> list[TuneResult]:
+        """Those of the groups in order, up to an interruption. Raises what kept a search from going on, when the others have ended."""
+        lanes = [_Lane(self, i) for i in range(self._n)]
+        try:
+            for lane in lanes:
+                lane.start()
+            while any(lane.is_alive() for lane in lanes):
+                for lane in lanes:
+                    lane.join(_LOOK_S)  # not for ever, so that Ctrl-C is heard
+        finally:
+            for lane in lanes:
+                lane.kill()
+        if self._failed is not None:
+            raise self._failed
+        return [r for i in sorted(self._results) for r in self._results[i]]
+
+    # ------------------------------------------------------------ what lanes ask
+    def next(self) -> tuple[int, Asked] | None:
+        """A group that nobody has begun; None when there is none, or the searches should end."""
+        while True:
+            with self._lock:
+                if not self._todo or self.stop.asked or self._failed is not None:
+                    return None
+                i, asked = self._todo.popleft()
+                more = bool(self._todo)
+            keys = [r.op.key for r in asked.group.requests]
+            done = tuple(k for k in keys if k in self.finished)
+            if len(done) < len(keys):
+                return i, Asked(asked.group, asked.home, asked.model, done, more, self._rows)
+            self.tell(Note(f"{asked.group.op}: finished before the interruption, and left out now"))
+
+    def tell(self, event: Event) -> None:
+        """One event, by one thread at a time."""
+        with self._lock:
+            if isinstance(event, RunEnded) and event.why != INTERRUPTED:
+                self.finished.add(event.op)
+            self._on_event(event)
+
+    def keep(self, i: int, told: Told) -> None:
+        """What came of a group."""
+        with self._lock:
+            self._results[i] = told.results
+            self._rows = 0 if told.trained else self._rows + sum(r.counts.get("ok", 0) for r in told.results)
+
+    def fail(self, error: BaseException) -> None:
+        """No group is begun any more."""
+        with self._lock:
+            self._failed = self._failed or error
+
+
+class _Lane(threading.Thread):
+    """One process, and what it is told and says. The process ends with this thread, however that ends."""
+
+    def __init__(self, of: Searches, number: int) -> None:
+        super().__init__(name=f"emmy-search-{number}", daemon=True)
+        self._of = of
+        self._process: _Process | None = None
+
+    def run(self) -> None:
+        try:
+            while (found := self._of.next()) is not None:
+                self._of.keep(found[0], self._search(found[1]))
+        except BaseException as e:  # noqa: BLE001  # raised by the thread that waits
+            self._of.fail(e)
+        finally:
+            self.kill()
+
+    def _search(self, asked: Asked) -> Told:
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._process = self._process or _Process(self._of.here)
+            try:
+                told = self._process.search(asked, self._of)
+            except Lost as e:
+                self.kill()
+                if attempt == _ATTEMPTS or self._of.stop.asked:
+                    raise
+                self._of.tell(Note(f"{asked.group.op}: {e}; another goes on with its rows"))
+                continue
+            if told.error is not None:
+                raise told.error
+            return told
+        raise AssertionError("an attempt returns or raises")
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+
+class _Process:
+    """A process that searches, with a thread here that measures for it."""
+
+    def __init__(self, here: Measurer) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "emmy.search_main", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=config.child_env(**_ONE_THREAD),
+            )
+        self._device_error: BaseException | None = None
+        self._server = threading.Thread(target=self._serve, args=(here,), name="emmy-search-device", daemon=True)
+        self._server.start()
+
+    def _serve(self, here: Measurer) -> None:
+        requests, answers = self._process.stdout, self._process.stdin
+        assert requests is not None and answers is not None
+        try:
+            serve(here, requests, answers)
+        except BrokenPipeError:  # it was killed: whoever waits for it knows
+            pass
+        except BaseException as e:  # noqa: BLE001  # a device that is gone, say: the search hears of the end, this thread's owner why
+            self._device_error = e
+        with contextlib.suppress(BrokenPipeError):
+            answers.close()
+
+    def search(self, asked: Asked, of: Searches) -> Told:
+        """What came of it; events are told as they come. Raises Lost, or what kept the device from measuring."""
+        self._connection.send(asked)
+        is_stopped = False
+        while True:
+            if of.stop.asked and not is_stopped:
+                is_stopped = True
+                with contextlib.suppress(BrokenPipeError):
+                    self._connection.send(None)
+            try:
+                said = self._connection.recv() if self._connection.poll(_LOOK_S) else None
+            except (EOFError, ConnectionResetError):
+                raise self._device_error or self._lost() from None
+            if isinstance(said, Told):
+                if said.error is not None and self._device_error is not None:
+                    raise self._device_error
+                return said
+            if said is not None:
+                of.tell(said)
+
+    def _lost(self) -> Lost:
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return Lost("the process that searches has let go of its end")
+        return Lost(
+            f"the process that searches was killed by signal {-code}" if code < 0 else f"it ended with code {code}"
+        )
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+        self._server.join(_LOOK_S)
+
+
+def receive(connection: Connection) -> Asked | None:
+    """What the other end asks next: something to search, or None to stop searching. Raises EOFError when it is gone."""
+    said = connection.recv()
+    assert said is None or isinstance(said, Asked)
+    return said

@@ -1,0 +1,57 @@
+"""Which runs of a command over several ops have ended: what the same command leaves out when it goes on after an interruption.
+
+A small file below the home, a line an op; it is there for as long as the command has not ended. It is no data: rows are in the
+journals, and without the file the ops are only searched once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from emmy.records import Device
+from emmy.search.session import Request
+
+
+class Finished:
+    """Keys of ops. Used by several threads."""
+
+    def __init__(self, path: Path | None = None, keys: Iterable[str] = ()) -> None:
+        """`path`: where they are kept; None = nowhere."""
+        self._path, self._keys, self._lock = path, set(keys), threading.Lock()
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: Device, home: Path, emmy_version: str) -> Self:
+        """Of the command that asks for these: empty unless it was interrupted. Of one request, or fresh ones, nothing is kept."""
+        if len(requests) < 2 or any(r.fresh for r in requests):
+            return cls()
+        said = [f"{device.product} {device.uuid_hash} {emmy_version}"]
+        said += [f"{r.op.key} {r.target.name} {r.strategy} {r.seed} {r.threads} {r.sums}" for r in requests]
+        digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+        path = home / "sittings" / f"{digest}.txt"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        found = cls(path, text[: text.rfind("\n") + 1].split("\n")[:-1])  # a line without an end was cut short
+        if all(r.op.key in found for r in requests):  # killed between the last op and `forget`
+            found.forget()
+        return found
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, key: str) -> None:
+        """The op's run has ended."""
+        with self._lock:
+            self._keys.add(key)
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.write_text("".join(f"{k}\n" for k in sorted(self._keys)), encoding="utf-8")
+
+    def forget(self) -> None:
+        """The command has ended: asked for again, it begins anew."""
+        with self._lock:
+            self._keys.clear()
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""A process that searches: `python -m emmy.search_main`, started by `emmy.abreast` only.
+
+What it asks measured goes through standard input and output (`emmy.measure.served`); what it is to search, its events and
+its results go through a connection of their own. What libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from emmy import __version__
+from emmy.abreast import Asked, Told, receive
+from emmy.costmodel.upkeep import Upkeep
+from emmy.errors import EmmyError
+from emmy.measure.served import ServedMeasurer
+from emmy.measure.worker_main import die_with_parent
+from emmy.search.events import Event
+from emmy.search.finished import Finished
+from emmy.search.session import load_model
+from emmy.search.sitting import Sitting
+from emmy.search.tuner import Stop
+from emmy.tuning import tuned
+
+
+def main(words: list[str]) -> int:
+    """Searches what is asked until the parent closes its end."""
+    fd, parent = map(int, words)
+    if not die_with_parent(parent):
+        return 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, which says when to stop
+    connection = Connection(fd)
+    here = ServedMeasurer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    os.dup2(2, 1)
+    jobs: SimpleQueue[Asked | None] = SimpleQueue()
+    stop = Stop()
+    threading.Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
+    searching = _Searching(connection, here, stop)
+    while (asked := jobs.get()) is not None:
+        try:
+            told = searching.answer(asked)
+        except EmmyError as e:
+            told = Told(error=e)
+        connection.send(told)
+    return 0
+
+
+def _listen(connection: Connection, jobs: SimpleQueue[Asked | None], stop: Stop) -> None:
+    """Hears what is asked while something is searched: to stop, above all."""
+    while True:
+        try:
+            asked = receive(connection)
+        except EOFError:
+            jobs.put(None)
+            return
+        if asked is None:
+            stop.asked = True
+        else:
+            jobs.put(asked)
+
+
+class _Searching:
+    def __init__(self, connection: Connection, here: ServedMeasurer, stop: Stop) -> None:
+        self._connection, self._here, self._stop = connection, here, stop
+        self._upkeep: Upkeep | None = None
+
+    def answer(self, asked: Asked) -> Told:
+        group = asked.group
+        if asked.model is None:
+            self._upkeep = self._upkeep or Upkeep(asked.home, group.target.name)
+            self._upkeep.new = asked.rows
+        leader = load_model(asked.model, group.target, asked.home, self._tell)
+        sitting = Sitting(
+            group.requests, self._here, asked.home, __version__, leader, self._upkeep, Finished(keys=asked.done),
+            self._tell, self._stop, asked.more,
+        )  # fmt: skip
+        results = tuned(group, sitting)
+        return Told(tuple(results), self._upkeep is not None and self._upkeep.new == 0)
+
+    def _tell(self, event: Event) -> None:
+        self._connection.send(event)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
