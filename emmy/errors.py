@@ -11,6 +11,16 @@ class EmmyError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors are sent from process to process, whatever their classes are made from."""
+        return _again, (type(self), self.args), self.__dict__ or None
+
+
+def _again(kind: type[EmmyError], args: tuple[object, ...]) -> EmmyError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 class UsageError(EmmyError):
     """The request cannot be understood or is out of range: op text, option, file path."""

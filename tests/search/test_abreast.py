@@ -1,0 +1,198 @@
+"""Several ops searched at once, in processes that ask this one to measure: the same rows as in turn, whatever is lost meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+
+from emmy import api
+from emmy.cli import main
+from emmy.errors import EmmyError, IllegalMove, NoSuchDevice
+from emmy.ir.ops import parse_op
+from emmy.ir.target import load_target
+from emmy.measure.fake import FakeMeasurer
+from emmy.measure.journal import read_journal
+from emmy.measure.measurer import Look, Measurer
+from emmy.records import Candidate, Measurement
+from emmy.search.budget import parse_budget
+from emmy.search.events import Event, Listener, Measured, Note, ignore
+from emmy.search.events import Finished as RunEnded
+from emmy.search.finished import Finished
+from emmy.search.session import Request
+from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+from tests.search.test_kill import FAKE, LIMIT_S, kill, start, wait_until
+
+OPS = ("matmul:64x96x128:f32", "matmul:32x96x128:f32", "matmul:16x96x128:f32")
+BUDGET = 12
+
+
+def tune(
+    home: Path,
+    searches: int,
+    measurer: Measurer | None = None,
+    on_event: Listener = ignore,
+    stop: Stop | None = None,
+    fresh: bool = False,
+) -> tuple[TuneResult, ...]:
+    return api.tune(
+        OPS, budget=str(BUDGET), strategy="random", home=home, measurer=measurer or FakeMeasurer(delay_s=0.002),
+        on_event=on_event, stop=stop, fresh=fresh, searches=searches,
+    )  # fmt: skip
+
+
+def rows(home: Path) -> list[Measurement]:
+    """Those of all runs, raced ones left out."""
+    found = [r for p in sorted((home / "journal").rglob("*.jsonl")) for r in read_journal(p).rows]
+    return [r for r in found if r.baseline_us is None]
+
+
+def children(parent: int | None = None) -> list[int]:
+    """The processes of that one, or of this, that search."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words, stat = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
+        except OSError:
+            continue
+        if b"emmy.search_main" in words and int(stat.rpartition(")")[2].split()[1]) == (parent or os.getpid()):
+            found.append(int(folder.name))
+    return found
+
+
+def test_ops_searched_at_once_get_the_rows_that_they_get_in_turn(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    in_turn = tune(tmp_path / "a", 1, fresh=True)
+    at_once = tune(tmp_path / "b", 2, fresh=True, on_event=heard.append)
+    assert [r.op for r in at_once] == [r.op for r in in_turn]
+    for one, other in zip(in_turn, at_once, strict=True):
+        assert [(r.schedule, r.time_us) for r in one.rows] == [(r.schedule, r.time_us) for r in other.rows]
+        assert one.best and other.best and other.raced and one.best.schedule == other.best.schedule
+    assert Counter(e.row.op for e in heard if isinstance(e, Measured)) == dict.fromkeys(OPS, BUDGET)
+    assert not children()
+
+
+def test_a_process_that_is_killed_is_followed_by_one_that_goes_on_with_its_rows(tmp_path: Path) -> None:
+    heard: list[Event] = []
+
+    def kill_one(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Measured) and event.n == 5 and not any("killed" in e.text for e in notes(heard)):
+            for pid in children():
+                os.kill(pid, signal.SIGKILL)
+
+    results = tune(tmp_path, 2, on_event=kill_one)
+    assert any("killed by signal 9" in e.text for e in notes(heard))
+    assert [r.trials for r in results] == [BUDGET] * len(OPS)
+    assert set(Counter((r.op, r.schedule) for r in rows(tmp_path)).values()) == {1}, "nothing is measured twice"
+
+
+def notes(heard: Sequence[Event]) -> list[Note]:
+    return [e for e in heard if isinstance(e, Note)]
+
+
+def test_what_was_interrupted_goes_on_and_what_had_ended_is_left_out(tmp_path: Path) -> None:
+    stop = Stop()
+
+    def after_the_first(event: Event) -> None:
+        if isinstance(event, Measured) and event.row.op == OPS[2] and event.n == 4:
+            stop.asked = True
+
+    first = tune(tmp_path, 2, on_event=after_the_first, stop=stop)
+    ended = [r.op for r in first if r.why != INTERRUPTED]
+    assert any(r.why == INTERRUPTED for r in first) and len(rows(tmp_path)) < BUDGET * len(OPS)
+    heard: list[Event] = []
+    second = tune(tmp_path, 2, on_event=heard.append)
+    assert {r.op for r in second} == set(OPS) - set(ended)
+    assert all(any(op in n.text for n in notes(heard)) for op in ended)
+    assert Counter(r.op for r in rows(tmp_path)) == dict.fromkeys(OPS, BUDGET)
+    assert not list((tmp_path / "sittings").iterdir()), "once it has ended, the same command begins anew"
+
+
+class Gone(FakeMeasurer):
+    """A device that is unplugged after some rows."""
+
+    left = 5
+
+    def stream(
+        self, candidates: Sequence[Candidate], best_us: float | None = None, look: Look | None = None
+    ) -> Iterator[Measurement]:
+        for row in super().stream(candidates, best_us, look):
+            self.left -= 1
+            if self.left < 0:
+                raise NoSuchDevice("it was unplugged")
+            yield row
+
+
+def test_a_device_that_is_gone_ends_all_searches_with_its_own_error_and_keeps_their_rows(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchDevice, match="it was unplugged"):
+        tune(tmp_path, 2, Gone())
+    assert len(rows(tmp_path)) == 5 and not children()
+    assert [r.trials for r in tune(tmp_path, 2)] == [BUDGET] * len(OPS)
+    assert len(rows(tmp_path)) == BUDGET * len(OPS)
+
+
+def test_an_error_of_a_search_is_raised_here(tmp_path: Path) -> None:
+    def spoil(event: Event) -> None:
+        if isinstance(event, RunEnded):
+            (tmp_path / "emmy.duckdb").write_text("no database")
+
+    with pytest.raises(EmmyError, match=r"emmy\.duckdb"):
+        tune(tmp_path, 2, on_event=spoil)
+    assert not children()
+
+
+@pytest.mark.parametrize("error", [IllegalMove(2, "k0/unroll(k)", "k is no loop"), NoSuchDevice("gone")])
+def test_an_error_comes_over_as_it_was(error: EmmyError) -> None:
+    here, there = Pipe()
+    there.send(error)
+    found = here.recv()
+    assert type(found) is type(error) and str(found) == str(error) and vars(found) == vars(error)
+
+
+def test_several_searches_on_a_cpu_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *OPS, "--searches", "2", "--home", str(tmp_path)]) == 2
+    assert "--searches on a CPU would disturb" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_when_the_command_is_killed_its_searches_end_and_it_can_be_resumed(tmp_path: Path) -> None:
+    ops = [f"matmul:{m}x4096x3840:f16:nk" for m in (64, 128, 256)]
+    words = (*FAKE, "0.01", *ops, "--gpu", "h200", "--budget", "60", "--strategy", "random", "--searches", "3")
+    process = start(words, tmp_path)
+    wait_until(lambda: len(rows(tmp_path)) > 30, process)
+    searching = children(process.pid)
+    assert len(searching) == 3
+    kill(process)
+    deadline = time.monotonic() + LIMIT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in searching) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in searching)
+    before = len(rows(tmp_path))
+    again = start(words, tmp_path)
+    said, errors = again.communicate(timeout=LIMIT_S)
+    assert again.returncode == 0, errors
+    assert before < len(rows(tmp_path)) == 60 * len(ops) and "resumed after" in errors, said
+
+
+def test_a_command_that_was_killed_behind_its_last_op_begins_anew_and_a_torn_line_counts_for_nothing(
+    tmp_path: Path,
+) -> None:
+    requests = [Request(parse_op(op), load_target("cpu"), "random", 0, parse_budget("3"), 1, fresh=False) for op in OPS]
+    device = FakeMeasurer().device
+    Finished.of(requests, device, tmp_path, "1").add(OPS[0])
+    (path,) = (tmp_path / "sittings").iterdir()
+    assert OPS[0] in Finished.of(requests, device, tmp_path, "1")
+    assert OPS[0] not in Finished.of(requests[1:], device, tmp_path, "1"), "another command"
+    path.write_text(f"{OPS[0]}\n{OPS[1]}")
+    again = Finished.of(requests, device, tmp_path, "1")
+    assert OPS[0] in again and OPS[1] not in again
+    again.add(OPS[1])
+    again.add(OPS[2])
+    assert not any(op in Finished.of(requests, device, tmp_path, "1") for op in OPS) and not path.exists()
