@@ -1,11 +1,12 @@
 """Candidates a minute with one, two, ... GPUs of this machine, or with simulated ones that take a fixed time for each.
 
-    python experiments/fleet_rate.py --seconds 60 matmul:512x4096x3840:f16:nk ...        # one and two GPUs of the first product here
-    python experiments/fleet_rate.py --fake 0.5 --seconds 20 matmul:512x4096x3840:f16:nk
+    python experiments/fleet_rate.py --trials 32 --searches 16 OP OP ...       # one and two GPUs of the first product here
+    python experiments/fleet_rate.py --fake 0.5 --trials 16 --searches 4 OP OP OP OP
 
-Each line is one tune from nothing, with the real search, in a process, a home and a cache of its own, so that every candidate
-is compiled anew. `search`: rows a minute while candidates are measured; `all`: of the whole tune, its races included. One GPU
-is shown as it is by default, and asking as far ahead as several do.
+Each line is one tune of all ops from nothing, with the real search, in a process and a home of its own, until each op has had
+its trials; races are not held, so that nothing but candidates is counted. `cold`: with a cache of its own, so that
+every candidate is compiled anew, which shares the machine's cores with the searches; `built`: the same candidates once more,
+their binaries being there, so that what is left is what the devices do. A minute is counted from the first row to the last.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 
 from emmy import config
 from emmy.fleet.tuning import floor_us, tune_on
@@ -24,6 +24,7 @@ from emmy.ir.ops import parse_op
 from emmy.measure.device_pool import DevicePool
 from emmy.measure.factory import gpu_pool, gpus_here
 from emmy.measure.fake import FakeMeasurer
+from emmy.measure.measurer import Heat
 from emmy.measure.member import LocalMember
 from emmy.search.budget import Budget
 from emmy.search.events import Event, Measured
@@ -31,60 +32,71 @@ from emmy.tuning import Terms
 
 
 class Times:
-    """When rows came, by op."""
+    """When rows came."""
 
     def __init__(self) -> None:
-        self.by_op: dict[str, list[float]] = {}
+        self.at_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Measured):
-            self.by_op.setdefault(event.row.op, []).append(time.monotonic())
+            self.at_s.append(time.monotonic())
 
     @property
     def per_minute(self) -> float:
-        spans = [t for t in self.by_op.values() if len(t) > 1]
-        return 60 * sum(len(t) - 1 for t in spans) / sum(t[-1] - t[0] for t in spans)
+        return 60 * (len(self.at_s) - 1) / (self.at_s[-1] - self.at_s[0])
+
+
+class WithoutRaces(DevicePool):
+    """Devices that hold no races."""
+
+    def heat(self, op: str, schedules: object, rivals: object = (), rounds: int = 7) -> Heat:
+        return Heat((), ())
 
 
 def pool(n: int, target: str, fake_s: float) -> tuple[str, DevicePool]:
     if fake_s:
         fakes = [FakeMeasurer(target, delay_s=fake_s, name=f"card {i}") for i in range(n)]
-        return target, DevicePool(fakes[0].device, [LocalMember(f) for f in fakes])
+        return target, WithoutRaces(fakes[0].device, [LocalMember(f) for f in fakes])
     name, found = next(iter(gpus_here().items()))
-    return name, gpu_pool(name, found[:n], partial(floor_us, name))
+    held = gpu_pool(name, found[:n], partial(floor_us, name))
+    return name, WithoutRaces(held.device, held.members, prepare=held.prepare, on_close=held.close)
 
 
-def rate(n: int, ahead: int, args: argparse.Namespace) -> str:
-    """Rows a minute in the search and in all, and how many there were."""
+def rate(n: int, args: argparse.Namespace) -> str:
+    """Rows, and rows a minute."""
     times = Times()
     name, devices = pool(n, args.target, args.fake)
-    terms = Terms(Budget(seconds=args.seconds), args.strategy, 0, 1, True, True, ahead, None)
+    terms = Terms(
+        Budget(trials=args.trials), args.strategy, 0, 1, fresh=True, by_range=True, ahead=0, model=None,
+        searches=args.searches,
+    )  # fmt: skip
     with devices:
-        began_s = time.monotonic()
-        done = tune_on({name: devices}, [parse_op(op) for op in args.ops], terms, config.home(), times)
-        wall_s = time.monotonic() - began_s
-    rows = sum(len(r.rows) for r in done.results)
-    return f"rows {rows}  search {times.per_minute:.1f}/min  all {60 * rows / wall_s:.1f}/min"
+        tune_on({name: devices}, [parse_op(op) for op in args.ops], terms, config.home(), times)
+    return f"{len(times.at_s)} rows in {times.at_s[-1] - times.at_s[0]:.1f} s: {times.per_minute:.0f} a minute"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ops", nargs="+")
     parser.add_argument("--gpus", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each op")
-    parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--trials", type=int, default=32, help="of each op")
+    parser.add_argument("--searches", type=int, default=12, help="ops that are searched at a time")
+    parser.add_argument("--strategy", default="random", help="random: every line has the same candidates")
     parser.add_argument("--fake", type=float, default=0.0, metavar="S", help="simulate devices that take so long each")
     parser.add_argument("--target", default="h200", help="of the simulated devices")
-    parser.add_argument("--one", type=int, nargs=2, metavar=("GPUS", "AHEAD"), help="one line alone, in this process")
+    parser.add_argument("--one", type=int, metavar="GPUS", help="one line alone, in this process")
     args = parser.parse_args()
     if args.one:
-        sys.stdout.write(f"GPUs {args.one[0]}  ahead {args.one[1]}  {rate(*args.one, args)}\n")
+        sys.stdout.write(f"{args.one} GPUs: {rate(args.one, args)}\n")
         return 0
-    most = 1 + -(-2 * max(args.gpus) // 8)
-    for n, ahead in [(1, 1), *((n, most) for n in args.gpus)]:
-        with tempfile.TemporaryDirectory() as scratch:
-            env = config.child_env(EMMY_HOME=scratch, EMMY_CACHE=str(Path(scratch) / "cache"))
-            subprocess.run([sys.executable, *sys.argv, "--one", str(n), str(ahead)], env=env, check=True)
+    for n in args.gpus:
+        with tempfile.TemporaryDirectory() as cache:
+            for what in ("cold", "built"):
+                with tempfile.TemporaryDirectory() as home:
+                    env = config.child_env(EMMY_HOME=home, EMMY_CACHE=cache)
+                    sys.stdout.write(f"{what}, ")
+                    sys.stdout.flush()
+                    subprocess.run([sys.executable, *sys.argv, "--one", str(n)], env=env, check=True)
     return 0
 
 
