@@ -51,17 +51,17 @@ class GraphTiming(Timing):
         graph = self._capture([p.calls[0]] * p.repeats)
         p.warm_us = median(self._rested(p, graph, REPLAYS if self._thorough else 1))
 
-    def sustained(self) -> None:
-        if min(median(p.samples_us) for p in self._participants) < SUSTAINED_LEAST_US:
+    def sustained(self, participants: Sequence[Participant]) -> None:
+        if min(median(p.samples_us) for p in participants) < SUSTAINED_LEAST_US:
             return
-        times: dict[int, list[float]] = {id(p): [] for p in self._participants}
+        times: dict[int, list[float]] = {id(p): [] for p in participants}
         end_s = time.monotonic() + HEAT_S
         while time.monotonic() < end_s:
-            self._sustain(self._participants[0])
+            self._sustain(participants[0])
         for _ in range(SUSTAINED_ROUNDS):
-            for p in self._participants:
+            for p in participants:
                 times[id(p)].append(self._sustain(p))
-        for p in self._participants:
+        for p in participants:
             p.sustained_us = median(times[id(p)])
 
     def _prepare(self, p: Participant) -> None:

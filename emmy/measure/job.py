@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from statistics import median
 
 from emmy.errors import EmmyError, UsageError
 from emmy.ir.dtype import epsilon, size_bytes
@@ -27,6 +28,7 @@ Announce = Callable[[str, int, float], None]  # phase, index of the library, sec
 
 HOST_LIMIT_S = 120.0  # for what is not the candidate's code: inputs, references, comparing ...
 HOST_FLOPS = 1e9  # ... besides a reference at no less than this rate
+SUSTAINED = 2  # candidates of a race whose sustained times are taken
 SLACK = 20.0  # times its estimate that a sample may take, on top of the limit of one run
 # The stock kernel may round to the op's type after each step, so it may be off by a few roundings of what lies between
 # inputs and outputs, numbers near 1.
@@ -191,7 +193,7 @@ class Jobs:
             if job.thorough or not timing.is_hopeless(p, job.best_us):
                 session.warm(p)
         if job.thorough:
-            session.sustained()
+            session.sustained(_contenders(participants, len(job.libraries)))
         outcomes = {
             index: self._finish(bench, job, index, p, passed[index][1], sets[0]) for index, p in participants.items()
         }
@@ -231,6 +233,12 @@ class _Timed:
     switches: int
     buffer_sets: int
     circumstances: Mapping[str, float]
+
+
+def _contenders(participants: Mapping[int, Participant], libraries: int) -> list[Participant]:
+    """The fastest candidates and the stock kernels: whose sustained times somebody wants to know, a second for ten of them."""
+    own = sorted((p for i, p in participants.items() if i < libraries), key=lambda p: median(p.samples_us))
+    return [*own[:SUSTAINED], *(p for i, p in participants.items() if i >= libraries)]
 
 
 def _sums(job: Job, index: int) -> Accumulate:

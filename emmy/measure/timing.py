@@ -56,8 +56,8 @@ class Timing(ABC):
     def warm(self, p: Participant) -> None:
         """Fills the time on operands just used: set 0 again and again."""
 
-    def sustained(self) -> None:  # noqa: B027  # most devices have but one state
-        """Fills the sustained times, where clocks under lasting load are another state and the kernels are long."""
+    def sustained(self, participants: Sequence[Participant]) -> None:  # noqa: B027  # most devices have but one state
+        """Fills sustained times of some, where clocks under lasting load are another state and the kernels are long."""
 
 
 class HostTiming(Timing):
