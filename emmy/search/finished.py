@@ -29,7 +29,8 @@ class Finished:
         if len(requests) < 2 or any(r.fresh for r in requests):
             return cls()
         said = [f"{device.product} {device.uuid_hash} {emmy_version}"]
-        said += [f"{r.op.key} {r.target.name} {r.strategy} {r.seed} {r.threads} {r.sums}" for r in requests]
+        # Whatever the order, which follows from what is known when a command begins.
+        said += sorted(f"{r.op.key} {r.target.name} {r.strategy} {r.seed} {r.threads} {r.sums}" for r in requests)
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
         path = home / "sittings" / f"{digest}.txt"
         text = path.read_text(encoding="utf-8") if path.exists() else ""

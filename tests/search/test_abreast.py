@@ -191,7 +191,7 @@ def test_a_command_that_was_killed_behind_its_last_op_begins_anew_and_a_torn_lin
     assert OPS[0] in Finished.of(requests, device, tmp_path, "1")
     assert OPS[0] not in Finished.of(requests[1:], device, tmp_path, "1"), "another command"
     path.write_text(f"{OPS[0]}\n{OPS[1]}")
-    again = Finished.of(requests, device, tmp_path, "1")
+    again = Finished.of(requests[::-1], device, tmp_path, "1")
     assert OPS[0] in again and OPS[1] not in again
     again.add(OPS[1])
     again.add(OPS[2])
