@@ -48,8 +48,9 @@ def given(args: argparse.Namespace) -> int:
         for note in homes:
             if found := find_winner(rows[note][op.key], target.product):
                 lines[note] = found.schedule
-        if args.picks and (pick := find_prediction(Path(args.picks), op, target)):
-            lines[PICK] = pick.schedule
+        for home in args.picks:
+            if pick := find_prediction(Path(home), op, target):
+                lines[PICK] = pick.schedule
         if len(lines) > 1:
             for schedule in dict.fromkeys(lines.values()):  # each once, whoever found it
                 note = BOTH.join(n for n, s in lines.items() if s == schedule)
@@ -93,7 +94,7 @@ def main() -> int:
     writes.add_argument("--gpu", default="h200")
     writes.add_argument("--set", default="@gemma4-12b")
     writes.add_argument("--fresh", default="", help="home of a tune from nothing")
-    writes.add_argument("--picks", default="", help="home of predictions")
+    writes.add_argument("--picks", nargs="*", default=[], help="homes of predictions")
     writes.set_defaults(run=given)
     shows = verbs.add_parser("table")
     shows.add_argument("races", help="races.jsonl of race_given.py")
