@@ -240,6 +240,8 @@ def collect(
         upkeep = Upkeep(home, target.name) if model is None and len(asked) > 1 else None
         finished = Finished.of(asked, here.device, home, __version__)
         sitting = Sitting(asked, here, home, __version__, leader, upkeep, finished, on_event, stop)
+        if asked:
+            on_event(finished.plan(asked))
         collected = collect_rows(asked, sitting.run)
         if not collected.interrupted:
             finished.forget()
@@ -280,6 +282,8 @@ def _predicted(
         evidence.keep_table(home)
         return evidence.table()
 
+    if groups:
+        on_event(Finished().plan([r for g in groups for r in g.requests]))
     results: list[TuneResult] = []
     for group in groups:
         found = []

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from emmy.records import Measurement
-    from emmy.search.budget import Budget
-    from emmy.search.events import Event, Measured, Scored, Started
     from emmy.search.ranges import RangeWinner
 
 JSON_VERSION = 1
@@ -140,6 +138,14 @@ def number(x: float | None) -> str:
         return "-"
     digits = 3 - math.floor(math.log10(abs(x))) if x else 0
     return f"{x:.{min(max(digits, 0), 4)}f}"
+
+
+def lasting(seconds: float) -> str:
+    """45 s, 12 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def counted(n: int, noun: str) -> str:
@@ -297,6 +303,11 @@ class Bar:
             self._screen.say(f"{what}: {done:.0f} of {of:.0f}")
         self._said = what
 
+    def drop(self, what: str) -> None:
+        """Nothing more comes of `what`."""
+        if self._bar and (task := self._tasks.pop(what, None)) is not None:
+            self._bar.remove_task(task)
+
     def say(self, text: str) -> None:
         """A line that stays, above the bar."""
         if self._bar:
@@ -320,84 +331,3 @@ def _rich_bar(screen: Screen) -> Progress | None:
         return None
     console = Console(stderr=True, no_color=config.no_color())
     return Progress(TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[note]}"), console=console)
-
-
-@dataclass(slots=True)
-class _Course:
-    """How a run is told of. `name`: its op, and the card too where several are tuned for."""
-
-    name: str
-    budget: Budget
-    first: int  # trials that were there when it began
-    began_s: float = -1.0
-    spoke_s: float = 0.0
-
-
-class TuneProgress:
-    """Listens to tuning runs: a bar with rate and ETA on a terminal, elsewhere lines: each better schedule, and now and then.
-
-    Runs on several cards may mingle; a run on one card begins when the last one there has ended.
-    """
-
-    def __init__(self, screen: Screen) -> None:
-        self._bar = Bar(screen)
-        self._courses: dict[str, _Course] = {}  # by target
-
-    def __enter__(self) -> TuneProgress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.__exit__()
-
-    def say(self, text: str) -> None:
-        self._bar.say(text)
-
-    def __call__(self, event: Event) -> None:
-        from emmy.search.events import Finished, Measured, Note, Racing, Scored, Started
-
-        match event:
-            case Started():
-                self._start(event)
-            case Measured():
-                course = self._courses[event.row.device.target]
-                if event.n > course.first:  # the others are the journal's; told again, not measured again
-                    self._counted(course, event, event.row.schedule, "best")
-            case Scored():
-                self._counted(next(iter(self._courses.values())), event, event.schedule, "best predicted")
-            case Racing(op, n, target):
-                self.say(f"{self._name(op, target)}: racing {n} finalists and the stock kernel, in turns")
-            case Note(text):
-                self.say(f"note: {text}")
-            case Finished(op, why, trials, elapsed_s, target):
-                self.say(
-                    f"{self._name(op, target)}: stopped ({why}); {counted(trials, 'trial')}, {elapsed_s:.1f} s in all"
-                )
-
-    def _name(self, op: str, target: str) -> str:
-        return f"{op} on {target}" if len(self._courses) > 1 else op
-
-    def _start(self, e: Started) -> None:
-        self._courses.setdefault(e.target, _Course(e.op, e.budget, 0))
-        self._courses[e.target] = _Course(self._name(e.op, e.target), e.budget, e.resumed)
-        about = [f"strategy {e.strategy}", f"budget {e.budget}"]
-        about += [f"resumed after {e.resumed} trials"] if e.resumed else []
-        about += [f"{e.known} schedules known"] if e.known else []
-        about += [f"led by model {e.model}" if e.model else "no model"]
-        self.say(f"{e.op} on {e.target}: {', '.join(about)}")
-
-    def _counted(self, c: _Course, e: Measured | Scored, schedule: str, best_is: str) -> None:
-        if c.began_s < 0:
-            c.began_s = e.elapsed_s
-        rate = (e.n - c.first) / max(e.elapsed_s - c.began_s, 1e-3) if e.n > c.first + 1 else 0.0
-        eta = "" if e.eta_s is None else f", {e.eta_s:.0f} s left"
-        best = f"{best_is} {number(e.best_us)} us" if e.best_us else "nothing right yet"
-        note = f"{counted(e.n, 'trial')}, {rate:.1f}/s{eta}, {best}"
-        seconds, trials = c.budget.seconds, c.budget.trials
-        done, of = (e.elapsed_s, seconds) if seconds else (float(e.n), float(trials or e.n + 1))
-        if self._bar.live:
-            self._bar(c.name, done, of, note)
-        elif e.is_best or e.elapsed_s - c.spoke_s >= SPEAK_EVERY_S:
-            c.spoke_s = e.elapsed_s
-            where = f"{c.name}  " if len(self._courses) > 1 else ""
-            self.say(f"  {e.elapsed_s:6.1f} s  {where}{note}" + (f"  {schedule_text(schedule)}" if e.is_best else ""))

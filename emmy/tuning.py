@@ -23,7 +23,7 @@ from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
 from emmy.search.finished import Finished
 from emmy.search.ranges import RangeWinner
-from emmy.search.session import at_stake, load_model
+from emmy.search.session import Request, at_stake, load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 
@@ -69,22 +69,23 @@ class Tuning:
                 self.on_event(Note(text))
 
     @property
-    def n_runs(self) -> int:
-        """Searches that are asked for: one an op, or one a range."""
-        return sum(len(g.requests) for g in self.groups)
+    def requests(self) -> tuple[Request, ...]:
+        """What is searched for: an op each, or a range of one."""
+        return tuple(r for g in self.groups for r in g.requests)
 
     def on(self, here: Measurer, alone: bool = False) -> list[TuneResult]:
         """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it."""
-        requests = [r for g in self.groups for r in g.requests]
-        finished = Finished.of(requests, here.device, self.home, __version__)
-        n = min(self.terms.searches, len(self.groups))
+        finished = Finished.of(self.requests, here.device, self.home, __version__)
+        n = max(1, min(self.terms.searches, len(self.groups)))
+        if self.groups:
+            self.on_event(finished.plan(self.requests, n))
         results = self._abreast(here, finished, n) if n > 1 else self._in_turn(here, finished)
         if not any(r.why == INTERRUPTED for r in results) and not self.stop.asked:
             finished.forget()
         return [r for r in results if r.trials or alone]
 
     def _in_turn(self, here: Measurer, finished: Finished) -> list[TuneResult]:
-        upkeep = Upkeep(self.home, self.target.name) if self.terms.model is None and self.n_runs > 1 else None
+        upkeep = Upkeep(self.home, self.target.name) if self.terms.model is None and len(self.requests) > 1 else None
         results: list[TuneResult] = []
         for group in self.groups:
             sitting = Sitting(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from emmy.cli.verb import Verb, add_home, add_tasks, positive
-from emmy.report import Screen, counted, number, table
+from emmy.report import Screen, counted, lasting, number, table
 
 if TYPE_CHECKING:
     from emmy.fleet.status import KindStatus, Status
@@ -88,21 +88,11 @@ def _show(status: Status, screen: Screen) -> None:
 
     screen.record("fleet", record_of(status))
     screen.show(f"process {status.pid}, since {status.began_utc}, as of {status.time_utc}")
-    head = (
-        "card",
-        "devices",
-        "busy",
-        "rows/min",
-        "waiting",
-        "failed",
-        "lost",
-        "op",
-        "trials",
-        "best us",
-        "ops",
-        "left",
-    )
-    screen.show(table(head, (_line(k) for k in status.kinds)))
+    screen.show(table(_HEAD, (_line(k) for k in status.kinds)))
+    searches = [(k.target, s) for k in status.kinds for s in k.searches]
+    if searches:
+        lines = ((t, s.op, s.phase, s.trials, number(s.best_us), _left(s.eta_s)) for t, s in searches)
+        screen.show("\n" + table(_SEARCH_HEAD, lines) + "\n")
     for k in status.kinds:
         for d in k.devices:
             screen.show(
@@ -113,14 +103,19 @@ def _show(status: Status, screen: Screen) -> None:
 def _line(k: KindStatus) -> tuple[object, ...]:
     failed = sum(n for status, n in k.statuses.items() if status not in ("ok", "passed_over"))
     busy = sum(d.state == "busy" for d in k.devices)
-    eta = "" if k.eta_all_s is None else f"{k.eta_all_s:.0f} s"
-    op = f"{k.op} ({k.phase})" if k.op else ""
+    at_once = f"{len(k.searches)} of {k.abreast}"
     return (
-        k.target, len(k.devices), busy, f"{k.per_minute:.0f}", k.waiting, failed, k.lost, op, k.trials,
-        number(k.best_us), f"{k.ops_done} of {k.ops}", eta,
+        k.target, len(k.devices), busy, f"{k.per_minute:.0f}", k.waiting, failed, k.lost, at_once,
+        f"{k.ops_done} of {k.ops}", _left(k.eta_all_s),
     )  # fmt: skip
 
 
+def _left(eta_s: float | None) -> str:
+    return "" if eta_s is None else lasting(eta_s)
+
+
+_HEAD = ("card", "devices", "busy", "rows/min", "waiting", "failed", "lost", "searching", "ended", "left")
+_SEARCH_HEAD = ("card", "op", "phase", "trials", "best us", "left")
 EXAMPLES = {
     "status": "fleet status --json",
     "head": "fleet head --cpu",

@@ -13,9 +13,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from emmy.cli.verb import Verb, add_home, add_seed, add_threads, count, measured_where, positive, seconds
+from emmy.progress import TuneProgress
 from emmy.report import (
     Screen,
-    TuneProgress,
     counted,
     number,
     percent,

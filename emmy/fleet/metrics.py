@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from emmy.errors import UsageError
-from emmy.fleet.status import KindStatus, Status
+from emmy.fleet.status import KindStatus, SearchStatus, Status
 
 _Of = Callable[[KindStatus], float | None]
 _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
@@ -22,14 +22,18 @@ _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
 _GAUGES: tuple[tuple[str, str, _Of], ...] = (
     ("emmy_waiting", "Candidates that find no free device", lambda k: k.waiting),
     ("emmy_rows_per_minute", "Rows of the last minute", lambda k: k.per_minute),
-    ("emmy_trials", "Trials of the op that is tuned", lambda k: k.trials),
-    ("emmy_best_seconds", "Best time of the op that is tuned", lambda k: k.best_us and k.best_us / 1e6),
-    ("emmy_eta_seconds", "Until the budgets of all ops are spent", lambda k: k.eta_all_s),
+    ("emmy_planned_searches", "Searches that are asked for", lambda k: k.ops),
+    ("emmy_searches", "Searches that are under way", lambda k: len(k.searches)),
+    ("emmy_eta_seconds", "Until all searches have ended", lambda k: k.eta_all_s),
+)
+_GAUGES_OF_SEARCHES: tuple[tuple[str, str, Callable[[SearchStatus], float | None]], ...] = (
+    ("emmy_trials", "Trials of an op that is searched now", lambda s: s.trials),
+    ("emmy_best_seconds", "Best time of an op that is searched now", lambda s: s.best_us and s.best_us / 1e6),
 )
 
 
 class _Collector(Collector):
-    """Metrics of a status, by target."""
+    """Metrics of a status, by target; of what is searched now by op, too."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
@@ -45,17 +49,33 @@ class _Collector(Collector):
                 devices.add_metric((k.target, state), sum(d.state == state for d in k.devices))
         yield rows
         yield devices
-        for name, text, of in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=("target",))
-            for k in kinds:
-                counter.add_metric((k.target,), of(k) or 0)
-            yield counter
-        for name, text, of in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=("target", "op"))
-            for k in kinds:
-                if (x := of(k)) is not None:
-                    gauge.add_metric((k.target, k.op), x)
-            yield gauge
+        yield from _of_kinds(kinds)
+        yield from _of_searches(kinds)
+
+
+def _of_kinds(kinds: Sequence[KindStatus]) -> Iterator[Metric]:
+    for name, text, of in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=("target",))
+        for k in kinds:
+            counter.add_metric((k.target,), of(k) or 0)
+        yield counter
+    for name, text, of in _GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=("target",))
+        for k in kinds:
+            if (x := of(k)) is not None:
+                gauge.add_metric((k.target,), x)
+        yield gauge
+
+
+def _of_searches(kinds: Sequence[KindStatus]) -> Iterator[Metric]:
+    """Of those that are under way: what is told of an op goes when its search ends."""
+    searches = [(k.target, s) for k in kinds for s in k.searches]
+    for name, text, of in _GAUGES_OF_SEARCHES:
+        gauge = GaugeMetricFamily(name, text, labels=("target", "op"))
+        for target, s in searches:
+            if (x := of(s)) is not None:
+                gauge.add_metric((target, s.op), x)
+        yield gauge
 
 
 @contextmanager

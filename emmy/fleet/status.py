@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from emmy.codegen.files import appearing
 from emmy.errors import DeviceBusy
 from emmy.measure.device_pool import DevicePool
 from emmy.measure.lock import DeviceLock
 from emmy.records import now_utc
-from emmy.search.events import Event, Finished, Measured, Racing, Started
+from emmy.search.courses import Courses
+from emmy.search.events import Event, Measured, Note
 
 WINDOW_S = 60.0  # that rates are taken over
 _WRITE_S = 1.0
@@ -38,12 +39,27 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchStatus:
+    """One search that is under way. `eta_s`: until its budget is spent; None before its first trial, and where only patience
+    limits it.
+    """
+
+    op: str
+    phase: str  # search, race
+    trials: int
+    best_us: float | None
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class KindStatus:
-    """One kind of card, and the search that runs on it now.
+    """One kind of card, and the searches that run on it now: none between two of them, and `abreast` at most.
 
     per_minute:  rows of the last minute;  waiting: candidates that are ready and find no free device
     lost, again: times that a device was lost with a measurement, and of them tried on another one
-    eta_s:       until the op's budget is spent, and until that of all ops; None where only patience limits it
+    ops:         searches that are asked for, an op or a range of its sizes each; ops_done: of them ended, those included that
+                 ended before the command was interrupted
+    eta_all_s:   until all of them have ended, `abreast` at a time; None while nothing says how long one takes
     """
 
     target: str
@@ -55,13 +71,10 @@ class KindStatus:
     statuses: Mapping[str, int]
     lost: int
     again: int
-    op: str
-    phase: str  # search, race, done, or "" before the first
-    trials: int
-    best_us: float | None
+    searches: tuple[SearchStatus, ...]
+    abreast: int
     ops_done: int
     ops: int
-    eta_s: float | None
     eta_all_s: float | None
 
 
@@ -76,18 +89,11 @@ class Status:
 
 
 @dataclass(slots=True)
-class _Course:
+class _Kind:
     """What events have told of one target."""
 
-    ops: int
-    op: str = ""
-    phase: str = ""
-    resumed: int = 0
-    trials: int = 0
-    best_us: float | None = None
-    eta_s: float | None = None
-    took_s: list[float] = field(default_factory=list)  # by each op that has ended
-    budget_s: float | None = None
+    pool: DevicePool
+    courses: Courses = field(default_factory=Courses)
     statuses: Counter[str] = field(default_factory=Counter)
     arrived_s: deque[float] = field(default_factory=deque)
 
@@ -95,10 +101,10 @@ class _Course:
 class Board:
     """A listener that knows how it goes; its file below `home` is written each second while it is entered."""
 
-    def __init__(self, home: Path, pools: Mapping[str, tuple[DevicePool, int]]) -> None:
-        """`pools`: by target, with the number of searches that are to be done there."""
-        self._folder, self._pools = home / "fleet", {name: pool for name, (pool, _) in pools.items()}
-        self._courses = {name: _Course(ops) for name, (_, ops) in pools.items()}
+    def __init__(self, home: Path, pools: Mapping[str, DevicePool]) -> None:
+        """`pools`: by target."""
+        self._folder = home / "fleet"
+        self._kinds = {name: _Kind(pool) for name, pool in pools.items()}
         self._began_utc, self._lock, self._over = now_utc(), threading.Lock(), threading.Event()
         self._alive = DeviceLock(self._folder, f"{os.getpid()}")
         self._writer = threading.Thread(target=self._write, name="emmy-status", daemon=True)
@@ -116,44 +122,19 @@ class Board:
         self._alive.release()
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Note) or (kind := self._kinds.get(event.target)) is None:
+            return
         with self._lock:
-            match event:
-                case Started(target=target) if course := self._courses.get(target):
-                    course.op, course.phase, course.resumed = event.op, "search", event.resumed
-                    course.trials, course.best_us, course.budget_s = 0, None, event.budget.seconds
-                case Measured(row=row) if course := self._courses.get(row.device.target):
-                    course.trials, course.best_us, course.eta_s = event.n, event.best_us, event.eta_s
-                    if event.n > course.resumed:
-                        course.statuses[row.status] += 1
-                        course.arrived_s.append(time.monotonic())
-                case Racing(target=target) if course := self._courses.get(target):
-                    course.phase, course.eta_s = "race", 0.0
-                case Finished(target=target) if course := self._courses.get(target):
-                    course.phase = "done"
-                    course.took_s.append(event.elapsed_s)
+            course = kind.courses.hear(event)
+            if isinstance(event, Measured) and course is not None and course.is_new:
+                kind.statuses[event.row.status] += 1
+                kind.arrived_s.append(time.monotonic())
 
     def status(self) -> Status:
         """How it goes now."""
         with self._lock:
-            kinds = tuple(self._kind(name, course) for name, course in self._courses.items())
+            kinds = tuple(_status(name, kind) for name, kind in self._kinds.items())
         return Status(os.getpid(), self._began_utc, now_utc(), kinds)
-
-    def _kind(self, name: str, c: _Course) -> KindStatus:
-        now, census = time.monotonic(), self._pools[name].census()
-        while c.arrived_s and c.arrived_s[0] < now - WINDOW_S:
-            c.arrived_s.popleft()
-        span_s = max(1.0, now - c.arrived_s[0]) if c.arrived_s else 1.0
-        devices = tuple(
-            DeviceStatus(
-                s.place, "busy" if s.busy else "idle", s.answered, round(60 * s.answered / max(s.here_s, 1.0), 1)
-            )
-            for s in census.seats
-        )
-        return KindStatus(
-            name, self._pools[name].device.product, devices, census.left, round(60 * len(c.arrived_s) / span_s, 1),
-            census.waiting, dict(c.statuses), census.lost, census.again, c.op, c.phase, c.trials, c.best_us,
-            len(c.took_s), c.ops, c.eta_s, _eta_all_s(c),
-        )  # fmt: skip
 
     # ------------------------------------------------------------ the file
     @property
@@ -168,13 +149,20 @@ class Board:
                 return
 
 
-def _eta_all_s(c: _Course) -> float | None:
-    """Until all ops are done: those to come take as long as their budget, or as those that ended did."""
-    left = c.ops - len(c.took_s) - (c.phase != "done")
-    each_s = c.budget_s if c.budget_s is not None else sum(c.took_s) / len(c.took_s) if c.took_s else None
-    if c.phase == "done":
-        return None if left and each_s is None else left * (each_s or 0.0)
-    return None if c.eta_s is None or (left > 0 and each_s is None) else c.eta_s + left * (each_s or 0.0)
+def _status(target: str, k: _Kind) -> KindStatus:
+    now, census, courses = time.monotonic(), k.pool.census(), k.courses
+    while k.arrived_s and k.arrived_s[0] < now - WINDOW_S:
+        k.arrived_s.popleft()
+    span_s = max(1.0, now - k.arrived_s[0]) if k.arrived_s else 1.0
+    devices = tuple(
+        DeviceStatus(s.place, "busy" if s.busy else "idle", s.answered, round(60 * s.answered / max(s.here_s, 1.0), 1))
+        for s in census.seats
+    )
+    searches = tuple(SearchStatus(c.op, c.phase, c.trials, c.best_us, c.eta_s) for c in courses.under_way.values())
+    return KindStatus(
+        target, k.pool.device.product, devices, census.left, round(60 * len(k.arrived_s) / span_s, 1), census.waiting,
+        dict(k.statuses), census.lost, census.again, searches, courses.abreast, courses.ended, courses.runs, courses.eta_s,
+    )  # fmt: skip
 
 
 def running(home: Path) -> tuple[Status, ...]:
@@ -198,9 +186,13 @@ def _read(path: Path) -> Status | None:
     """None for a file that has just gone, or is of another Emmy."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        kinds = tuple(
-            KindStatus(**{**k, "devices": tuple(DeviceStatus(**d) for d in k["devices"])}) for k in raw["kinds"]
-        )
+        kinds = tuple(_read_kind(k) for k in raw["kinds"])
         return Status(raw["pid"], raw["began_utc"], raw["time_utc"], kinds)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _read_kind(raw: Mapping[str, Any]) -> KindStatus:
+    devices = tuple(DeviceStatus(**d) for d in raw["devices"])
+    searches = tuple(SearchStatus(**s) for s in raw["searches"])
+    return KindStatus(**{**raw, "devices": devices, "searches": searches})

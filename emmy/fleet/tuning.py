@@ -136,7 +136,7 @@ def tune_on(
             listener(event)
 
     kinds = [(Tuning(load_target(name), ops, terms, home, both, stop), pool) for name, pool in pools.items()]
-    board = Board(home, {t.target.name: (pool, t.n_runs) for t, pool in kinds})
+    board = Board(home, pools)
     listeners.insert(0, board)
     with board, _metrics(metrics_port, board.status):
         threads = [_Searching(tuning, pool) for tuning, pool in kinds]

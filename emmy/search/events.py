@@ -10,6 +10,16 @@ from emmy.search.budget import Budget
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """Runs of a target are about to begin: `runs` in all, at most `abreast` at a time. `ended`: before an interruption."""
+
+    target: str
+    runs: int
+    ended: int = 0
+    abreast: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A run begins, or goes on after `resumed` trials."""
 
@@ -34,11 +44,25 @@ class Measured:
     elapsed_s: float
     eta_s: float | None
 
+    @property
+    def op(self) -> str:
+        return self.row.op
+
+    @property
+    def target(self) -> str:
+        return self.row.device.target
+
+    @property
+    def schedule(self) -> str:
+        return self.row.schedule
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     """One more schedule was given a time by a model, on a card that is not here. `best_us` after it is predicted too."""
 
+    op: str
+    target: str
     schedule: str
     n: int
     best_us: float
@@ -53,7 +77,7 @@ class Racing:
 
     op: str
     n: int
-    target: str = ""
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +95,10 @@ class Finished:
     why: str
     trials: int
     elapsed_s: float
-    target: str = ""
+    target: str
 
 
-Event = Started | Measured | Scored | Racing | Note | Finished
+Event = Planned | Started | Measured | Scored | Racing | Note | Finished
 Listener = Callable[[Event], None]
 
 

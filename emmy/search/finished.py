@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from emmy.records import Device
+from emmy.search.events import Planned
 from emmy.search.session import Request
 
 
@@ -41,6 +42,11 @@ class Finished:
 
     def __contains__(self, key: str) -> bool:
         return key in self._keys
+
+    def plan(self, requests: Sequence[Request], abreast: int = 1) -> Planned:
+        """What is told before these begin, which are of one target, `abreast` of them at a time."""
+        keys = {r.op.key for r in requests}
+        return Planned(requests[0].target.name, len(keys), len(keys & self._keys), abreast)
 
     def add(self, key: str) -> None:
         """The op's run has ended."""

@@ -96,7 +96,7 @@ class Predicting:
         if pick is not None:
             keep(self.home, pick)
         elapsed_s = time.monotonic() - self._began
-        self.on_event(Finished(r.op.key, why, len(self._log2_us), elapsed_s))
+        self.on_event(Finished(r.op.key, why, len(self._log2_us), elapsed_s, r.target.name))
         return TuneResult(
             op=r.op.key, target=r.target.name, best=None, finalists=(), default=None, trials=len(self._log2_us), counts={},
             elapsed_s=elapsed_s, why=why, run_id="", raced=False, predicted=pick, rejected=tuple(self._rejected),
@@ -173,7 +173,9 @@ class Predicting:
         best_us = max(
             2.0 ** min(self._log2_us.values()), EMPTY_US
         )  # they rank below it too; none is claimed to be faster
-        self.on_event(Scored(point.key, n, best_us, is_best, elapsed_s, eta_s))
+        self.on_event(
+            Scored(self.request.op.key, self.request.target.name, point.key, n, best_us, is_best, elapsed_s, eta_s)
+        )
 
     # ------------------------------------------------------------ the pick
     def _pick(self, space: RatedSpace) -> Prediction | None:

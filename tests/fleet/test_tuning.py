@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -12,11 +12,12 @@ from typing import ClassVar
 import pytest
 
 from emmy import records
+from emmy.cli import main
 from emmy.errors import DeviceBusy, NoSuchDevice, UsageError
 from emmy.fleet import cluster, node, tuning
 from emmy.fleet.actors import Sent
 from emmy.fleet.cluster import _refuse_silent
-from emmy.fleet.status import Status, running
+from emmy.fleet.status import Board, SearchStatus, Status, running
 from emmy.fleet.tuning import FleetResult, tune_on
 from emmy.ir.ops import parse_op
 from emmy.measure import factory
@@ -27,7 +28,7 @@ from emmy.measure.member import LocalMember
 from emmy.records import Candidate
 from emmy.runtime.cuda_driver import Gpu
 from emmy.search.budget import parse_budget
-from emmy.search.events import Event, Finished, Measured, Racing, Started
+from emmy.search.events import Event, Finished, Measured, Note, Planned, Racing, Started
 from emmy.serving.process import free_port
 from emmy.tuning import Terms
 
@@ -90,23 +91,83 @@ def test_each_kind_of_card_is_tuned_for_by_itself(told: Told) -> None:
 def test_another_process_can_read_how_it_goes(told: Told) -> None:
     kinds = {k.target: k for k in told[2].kinds}
     assert len(kinds["h200"].devices) == 2 and kinds["h200"].product == "fake"
-    assert {(k.ops, k.op, k.phase) for k in kinds.values()} <= {
-        (1, OP, "search"),
-        (1, OP, "race"),
-        (1, OP, "done"),
-        (1, "", ""),
-    }
+    assert {(k.abreast, *(s.op for s in k.searches)) for k in kinds.values()} <= {(1,), (1, OP)}
+    assert {s.phase for k in kinds.values() for s in k.searches} <= {"search", "race"}
 
 
-def test_prometheus_reads_the_same(told: Told) -> None:
+def test_of_several_ops_of_a_card_each_is_told_and_the_time_left_is_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = parse_budget("60s")
+    with pool("h200", 2) as devices:
+        board = Board(tmp_path, {"h200": devices})
+        row = FakeMeasurer("h200").measure([Candidate(OP, "")])[0]
+        other = replace(row, op="matmul:8x8x8:f32")
+        for event in (
+            Planned("h200", 6, 1, 2),
+            *(Started(r.op, "h200", "random", budget, "", n, 0, "") for r, n in ((row, 0), (other, 1))),
+            Measured(row, 1, 7.5, True, 20.0, 40.0),
+            Measured(other, 1, 9.0, True, 30.0, 30.0),
+            Measured(other, 2, 8.0, True, 50.0, 10.0),
+            Racing(OP, 5, "h200"),
+            Note("busy"),
+        ):
+            board(event)
+        status = board.status()
+        (kind,) = status.kinds
+        assert kind.searches == (
+            SearchStatus(OP, "race", 1, 7.5, 0.0), SearchStatus(other.op, "search", 2, 8.0, 10.0)
+        )  # fmt: skip
+        assert (kind.abreast, kind.ops_done, kind.ops, kind.eta_all_s) == (2, 1, 6, 120.0)
+        assert kind.statuses == {"ok": 2}, "the first row of the other is told again, and not new"
+        with board:
+            while not running(tmp_path):
+                pass
+            assert main(["fleet", "status", "--home", str(tmp_path)]) == 0
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert "h200 2 0 120 0 0 0 2 of 2 1 of 6 2 min" in lines and f"h200 {OP} race 1 7.500 0 s" in lines
+        assert f"h200 {other.op} search 2 8.000 10 s" in lines
+        prometheus = scraped(status)
+        assert f'emmy_best_seconds{{op="{OP}",target="h200"}} 7.5e-06' in prometheus
+        assert f'emmy_trials{{op="{other.op}",target="h200"}} 2.0' in prometheus
+        assert 'emmy_eta_seconds{target="h200"} 120.0' in prometheus
+        board(Finished(OP, "60 s", 1, 60.0, "h200"))
+        (kind,) = board.status().kinds
+        assert [s.op for s in kind.searches] == [other.op] and kind.ops_done == 2
+        assert f'op="{OP}"' not in scraped(board.status())
+
+
+@pytest.mark.slow
+def test_two_processes_that_search_for_one_card_are_both_told(tmp_path: Path) -> None:
+    seen: list[Status] = []
+
+    def look(event: Event) -> None:
+        if isinstance(event, Measured):
+            seen.extend(running(tmp_path))
+
+    ops = [parse_op(o) for o in (OP, "matmul:32x96x128:f32", "matmul:16x96x128:f32")]
+    terms = Terms(parse_budget("40"), "random", 0, 1, False, True, 0, "roofline", searches=2)
+    fakes = [FakeMeasurer("h200", name=f"card {i}", delay_s=0.1) for i in range(2)]
+    with DevicePool(fakes[0].device, [LocalMember(f) for f in fakes]) as devices:
+        tune_on({"h200": devices}, ops, terms, tmp_path, look)
+    kinds = [k for s in seen for k in s.kinds]
+    assert max(len(k.searches) for k in kinds) == 2 == kinds[-1].abreast and kinds[-1].ops == 3
+
+
+def scraped(status: Status) -> str:
+    """What Prometheus reads of it."""
     pytest.importorskip("prometheus_client")
     from emmy.fleet.metrics import served
 
-    port = 20000 + os.getpid() % 20000
-    with served(port, lambda: told[2]), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = answer.read().decode()
-        with pytest.raises(UsageError, match="Name another port"), served(port, lambda: told[2]):
+    port = free_port()
+    with served(port, lambda: status), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        with pytest.raises(UsageError, match="Name another port"), served(port, lambda: status):
             pass
+        return str(answer.read().decode())
+
+
+def test_prometheus_reads_the_same(told: Told) -> None:
+    text = scraped(told[2])
     idle = sum(d.state == "idle" for d in next(k for k in told[2].kinds if k.target == "h200").devices)
     assert f'emmy_devices{{state="idle",target="h200"}} {idle}.0' in text
     assert 'emmy_finished_searches_total{target="rtx4090"}' in text
