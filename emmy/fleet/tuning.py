@@ -1,6 +1,7 @@
 """`emmy tune --gpu all` and `--fleet`: ops tuned on every kind of device that is there, each kind by a search of its own.
 
-One process: a thread a kind, with that kind's model, journals and order of ops. What one kind finds changes nothing for another.
+A thread a kind, with that kind's model, journals and order of ops; it searches itself, or has several processes that do. What one
+kind finds changes nothing for another.
 """
 
 from __future__ import annotations
