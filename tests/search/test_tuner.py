@@ -15,7 +15,7 @@ from emmy.errors import DataError, UsageError
 from emmy.measure.fake import FakeMeasurer
 from emmy.measure.journal import closed_journals, closed_path, journal_path, open_journals, read_journal
 from emmy.records import Candidate, Measurement
-from emmy.search.events import Event, Finished, Measured, Note, Racing, Started, ignore
+from emmy.search.events import Event, Finished, Measured, Note, Planned, Racing, Started, ignore
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.search.tuner import FINALISTS, Stop, TuneResult
 from emmy.winner import is_raced
@@ -102,11 +102,17 @@ def test_rows_carry_the_run_an_id_a_version_and_a_time(tmp_path: Path) -> None:
     assert all(r.time_utc for r in rows)
 
 
+def known(events: Sequence[Event]) -> int:
+    """Trials that the only run knew when it began."""
+    (started,) = (e for e in events if isinstance(e, Started))
+    return started.known
+
+
 def test_a_run_tells_its_course_in_events(tmp_path: Path) -> None:
     events: list[Event] = []
     tune(tmp_path, FakeMeasurer(), "20", on_event=events.append)
     kinds = [type(e) for e in events]
-    assert kinds == [Started, *[Measured] * 20, Racing, Finished]
+    assert kinds == [Planned, Started, *[Measured] * 20, Racing, Finished]
     measured = [e for e in events if isinstance(e, Measured)]
     assert [e.n for e in measured] == list(range(1, 21))
     best = [e.best_us for e in measured if e.best_us is not None]
@@ -275,7 +281,7 @@ def test_fresh_neither_resumes_nor_knows(tmp_path: Path) -> None:
     events: list[Event] = []
     result = tune(tmp_path, FakeMeasurer(), fresh=True, on_event=events.append)
     assert result.resumed == 0 and result.run_id != part.run_id
-    assert isinstance(events[0], Started) and events[0].known == 0
+    assert known(events) == 0
     assert not open_journals(tmp_path), "the interrupted run's rows are taken in, not left behind"
 
 
@@ -285,14 +291,14 @@ def test_another_seed_does_not_resume_but_knows_the_interrupted_runs_rows(tmp_pa
     events: list[Event] = []
     result = tune(tmp_path, FakeMeasurer(), seed=1, on_event=events.append)
     assert result.resumed == 0
-    assert isinstance(events[0], Started) and events[0].known == 9
+    assert known(events) == 9
 
 
 def test_rows_of_another_thread_count_are_not_known_trials(tmp_path: Path) -> None:
     tune(tmp_path, FakeMeasurer(threads=1))
     events: list[Event] = []
     tune(tmp_path, FakeMeasurer(threads=2), threads=2, on_event=events.append)
-    assert isinstance(events[0], Started) and events[0].known == 0
+    assert known(events) == 0
 
 
 def test_winners_of_near_problems_are_measured_right_after_the_default(tmp_path: Path) -> None:
@@ -371,18 +377,17 @@ def test_a_schedule_is_tried_again_only_when_its_source_has_changed(tmp_path: Pa
                 row = replace(row, source_digest=row.source_digest + self.mended)
                 yield replace(row, status="correctness", samples_us=()) if fails else row
 
-    def known(home: Path) -> int:
+    def known_in(home: Path) -> int:
         events: list[Event] = []
         tune(home, FakeMeasurer(), "3", seed=9, on_event=events.append)
-        assert isinstance(events[0], Started)
-        return events[0].known
+        return known(events)
 
     tune(tmp_path / "same", Failing(), "6")
-    assert known(tmp_path / "same") == 6
+    assert known_in(tmp_path / "same") == 6
     mended = Failing()
     mended.mended = "x"
     tune(tmp_path / "mended", mended, "6")
-    assert known(tmp_path / "mended") == 0
+    assert known_in(tmp_path / "mended") == 0
 
 
 def test_a_damaged_journal_of_another_run_is_noted_and_left_alone(tmp_path: Path) -> None:
@@ -422,7 +427,7 @@ def test_what_was_lost_with_the_device_is_tried_again(tmp_path: Path) -> None:
     tune(tmp_path, Losing(), "6")
     events: list[Event] = []
     assert tune(tmp_path, FakeMeasurer(), "3", seed=9, on_event=events.append).best is not None
-    assert isinstance(events[0], Started) and events[0].known == 0
+    assert known(events) == 0
 
 
 @pytest.mark.parametrize("card", ["{", "[" * 200_000, '{"v": 1}', ""])
