@@ -13,9 +13,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -70,8 +69,10 @@ class Searches:
         self, here: Measurer, asked: Sequence[Asked], n: int, finished: Finished, on_event: Listener, stop: Stop
     ) -> None:
         self.here, self.finished, self.stop = here, finished, stop
-        self._n, self._on_event, self._lock = n, on_event, threading.Lock()
-        self._todo = deque(enumerate(asked))
+        self._n, self._on_event, self._lock = n, on_event, threading.RLock()
+        self._todo = dict(enumerate(asked))
+        self._busy: dict[int, set[str]] = {}  # ops that are being searched, by group
+        self._ended = threading.Condition(self._lock)
         self._results: dict[int, tuple[TuneResult, ...]] = {}
         self._rows = 0
         self._failed: BaseException | None = None
@@ -94,18 +95,26 @@ class Searches:
 
     # ------------------------------------------------------------ what lanes ask
     def next(self) -> tuple[int, Asked] | None:
-        """A group that nobody has begun; None when there is none, or the searches should end."""
-        while True:
-            with self._lock:
-                if not self._todo or self.stop.asked or self._failed is not None:
-                    return None
-                i, asked = self._todo.popleft()
-                more = bool(self._todo)
-            keys = [r.op.key for r in asked.group.requests]
-            done = tuple(k for k in keys if k in self.finished)
-            if len(done) < len(keys):
-                return i, Asked(asked.group, asked.home, asked.model, done, more, self._rows)
-            self.tell(Note(f"{asked.group.op}: finished before the interruption, and left out now"))
+        """A group that nobody has begun; None when there is none, or the searches should end.
+
+        An op may be in several groups, as a size of its own and as a range of another: it is searched in the first, and then known.
+        """
+        with self._lock:
+            while self._todo and not self.stop.asked and self._failed is None:
+                busy = set().union(*self._busy.values())
+                free = (i for i, a in self._todo.items() if busy.isdisjoint(r.op.key for r in a.group.requests))
+                if (i := next(free, None)) is None:
+                    self._ended.wait(_LOOK_S)
+                    continue
+                asked = self._todo.pop(i)
+                keys = [r.op.key for r in asked.group.requests]
+                done = tuple(k for k in keys if k in self.finished)
+                if len(done) == len(keys):
+                    self.tell(Note(f"{asked.group.op}: had been finished, and is left out now"))
+                    continue
+                self._busy[i] = set(keys)
+                return i, replace(asked, done=done, more=bool(self._todo), rows=self._rows)
+            return None
 
     def tell(self, event: Event) -> None:
         """One event, by one thread at a time."""
@@ -117,6 +126,8 @@ class Searches:
     def keep(self, i: int, told: Told) -> None:
         """What came of a group."""
         with self._lock:
+            del self._busy[i]
+            self._ended.notify_all()
             self._results[i] = told.results
             self._rows = 0 if told.trained else self._rows + sum(r.counts.get("ok", 0) for r in told.results)
 

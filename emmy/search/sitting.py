@@ -32,9 +32,10 @@ class Sitting:
     more: bool = False  # whether others follow these
 
     def run(self, request: Request) -> TuneResult | None:
-        """The outcome of one of the requests; None when the same command finished it before it was interrupted."""
+        """The outcome of one of the requests; None when the same command finished it, before it was interrupted or as
+        part of another op."""
         if request.op.key in self.finished:
-            self.on_event(Note(f"{request.op}: finished before the interruption, and left out now"))
+            self.on_event(Note(f"{request.op}: had been finished, and is left out now"))
             return None
         run = open_run(request, self.here, self.home, self.emmy_version, self.leader, self.on_event, self.stop)
         result = run.go()

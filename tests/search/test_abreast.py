@@ -115,6 +115,19 @@ def test_what_was_interrupted_goes_on_and_what_had_ended_is_left_out(tmp_path: P
     assert not list((tmp_path / "sittings").iterdir()), "once it has ended, the same command begins anew"
 
 
+@pytest.mark.parametrize("searches", [1, 2])
+def test_an_op_that_is_asked_for_twice_is_searched_once(tmp_path: Path, searches: int) -> None:
+    """As a size of its own, and as a range of another op."""
+    heard: list[Event] = []
+    results = api.tune(
+        (OPS[0], OPS[0], OPS[1]), budget=str(BUDGET), strategy="random", home=tmp_path,
+        measurer=FakeMeasurer(delay_s=0.002), on_event=heard.append, searches=searches,
+    )  # fmt: skip
+    assert [r.op for r in results] == [OPS[0], OPS[1]]
+    assert Counter(r.op for r in rows(tmp_path)) == {OPS[0]: BUDGET, OPS[1]: BUDGET}
+    assert any("had been finished" in n.text for n in notes(heard))
+
+
 class Gone(FakeMeasurer):
     """A device that is unplugged after some rows."""
 
