@@ -11,7 +11,7 @@ from emmy.measure.journal import closed_journals, open_journals
 from emmy.measure.lock import DeviceLock
 from tests.cli.conftest import OP, Emmy, FakeDevice
 
-N_ROWS = 45  # 40 trials, 5 finalists
+N_ROWS = 43  # 40 trials, 3 finalists
 
 
 def test_stats_counts_rows_and_lists_the_best(emmy: Emmy, tuned: Path) -> None:
