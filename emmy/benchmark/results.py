@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from emmy.benchmark.lanes import Lane
-from emmy.codegen.files import appearing
+from emmy.codegen.files import appearing, append_lines, whole_lines
 from emmy.costmodel.database import quote
 from emmy.errors import DataError
 from emmy.measure.measurer import speedup
@@ -101,20 +100,17 @@ class Results:
         """The folder's results so far; the folder is made. A torn last line, of a killed sitting, is dropped for good."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LINES
-        rows = list(_lines(path)) if path.exists() else []
+        rows = list(_lines(path))
         if not path.exists() and (folder / PARQUET).exists():
             rows = read_parquet(folder / PARQUET)
         results = cls(folder, rows)
         with appearing(path) as new:  # what a kill left torn is left out
-            new.write_text("".join(map(_line, rows)), encoding="utf-8")
+            append_lines(new, map(_line, rows))
         return results
 
     def append(self, rows: Sequence[LaneRow]) -> None:
         """Keeps the rows of one heat; they are on disk when this returns."""
-        with (self.folder / LINES).open("a", encoding="utf-8") as out:
-            out.write("".join(map(_line, rows)))
-            out.flush()
-            os.fsync(out.fileno())
+        append_lines(self.folder / LINES, map(_line, rows))
         self.rows += rows
 
     def write_parquet(self) -> Path:
@@ -187,19 +183,16 @@ def _cell(value: object) -> object:
 
 
 def _line(row: LaneRow) -> str:
-    return json.dumps({"v": VERSION, **asdict(row)}, separators=(",", ":")) + "\n"
+    return json.dumps({"v": VERSION, **asdict(row)}, separators=(",", ":"))
 
 
 def _lines(path: Path) -> Iterable[LaneRow]:
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for n, line in enumerate(text.splitlines(), 1):
+    for n, line in enumerate(whole_lines(path), 1):
         try:
             raw = json.loads(line)
             if raw.pop("v") != VERSION:
                 raise DataError(f"{path}, line {n} is of another version than {VERSION}")
             yield _row(raw)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            if n == text.count("\n") + 1:
-                return  # the last, torn by a kill
             what = f"it lacks {e}" if isinstance(e, KeyError) else e
             raise DataError(f"{path}, line {n} is no row of the benchmark: {what}. Remove it to go on") from None

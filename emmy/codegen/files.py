@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,3 +30,17 @@ def appearing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Adds lines, without their ends, to a file; they are on disk when this returns."""
+    with path.open("a", encoding="utf-8") as out:
+        out.write("".join(f"{line}\n" for line in lines))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that were written to their end: what a kill tore is left out. [] where there is no file."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return text.split("\n")[:-1]

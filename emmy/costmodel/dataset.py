@@ -11,7 +11,6 @@ and let go of it at once (`Snapshot`).
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import threading
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emmy import config
+from emmy.codegen.files import locked
 from emmy.costmodel.database import append_new, copy_rows, in_memory, new_rows_sql, quote, writing
 from emmy.costmodel.schema import COLUMN_LIST, CREATE
 from emmy.costmodel.snapshot import Snapshot
@@ -181,8 +181,7 @@ def _log_of(database: Path) -> Path:
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
     """Within: nobody else, thread or process, brings in the folder's journals, which two would take from each other."""
-    with _TURNS, (folder / "turn.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go of by closing
+    with _TURNS, locked(folder / "turn.lock"):
         yield
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
+from emmy.codegen.files import whole_lines
 from emmy.records import Device
 from emmy.search.events import Planned
 from emmy.search.session import Request
@@ -34,8 +35,7 @@ class Finished:
         said += sorted(f"{r.op.key} {r.target.name} {r.strategy} {r.seed} {r.threads} {r.sums}" for r in requests)
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
         path = home / "sittings" / f"{digest}.txt"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        found = cls(path, text[: text.rfind("\n") + 1].split("\n")[:-1])  # a line without an end was cut short
+        found = cls(path, whole_lines(path))
         if all(r.op.key in found for r in requests):  # killed between the last op and `forget`
             found.forget()
         return found

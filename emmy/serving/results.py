@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from emmy.codegen.files import appearing
+from emmy.codegen.files import appearing, append_lines, whole_lines
 from emmy.errors import DataError
 
 VERSION = 1
@@ -58,16 +57,13 @@ class Results:
         """What the folder holds; it is made. A torn last line, of a killed sitting, is dropped for good. Raises DataError."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LINES
-        rows = list(_lines(path)) if path.exists() else []
+        rows = list(_lines(path))
         with appearing(path) as new:
-            new.write_text("".join(map(_line, rows)), encoding="utf-8")
+            append_lines(new, map(_line, rows))
         return cls(folder, rows)
 
     def append(self, row: Row) -> None:
-        with (self.folder / LINES).open("a", encoding="utf-8") as out:
-            out.write(_line(row))
-            out.flush()
-            os.fsync(out.fileno())
+        append_lines(self.folder / LINES, [_line(row)])
         self.rows.append(row)
 
     def has(self, key: str, wave: int) -> bool:
@@ -76,12 +72,11 @@ class Results:
 
 
 def _line(row: Row) -> str:
-    return json.dumps({"v": VERSION, **asdict(row)}, separators=(",", ":")) + "\n"
+    return json.dumps({"v": VERSION, **asdict(row)}, separators=(",", ":"))
 
 
 def _lines(path: Path) -> Iterable[Row]:
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for n, line in enumerate(text.splitlines(), 1):
+    for n, line in enumerate(whole_lines(path), 1):
         try:
             raw = json.loads(line)
             version = raw.pop("v")
@@ -89,8 +84,7 @@ def _lines(path: Path) -> Iterable[Row]:
                 yield Row(**{**raw, "samples": tuple(raw.get("samples", ()))})
                 continue
         except (ValueError, KeyError, TypeError, AttributeError):
-            if n == text.count("\n") + 1:
-                return  # the last, torn by a kill
+            pass
         raise DataError(
             f"{path}, line {n} is no row of `emmy bench serving` of this version. Move the file away, or remove the line"
         )
