@@ -33,8 +33,6 @@ log = logging.getLogger("emmy.abreast")
 
 _LOOK_S = 0.2
 _ATTEMPTS = 2  # of an op whose process was lost; the second goes on with the first one's journal
-# Searches side by side, each with a thread a core for its small matrices, hold each other and the compilers up by minutes.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +185,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                env=config.child_env(**_ONE_THREAD),
+                env=config.child_env(**config.ONE_THREAD),
             )
         self._device_error: BaseException | None = None
         self._server = threading.Thread(target=self._serve, args=(here,), name="emmy-search-device", daemon=True)

@@ -6,6 +6,8 @@ Every variable is listed in `VARIABLES`; a bad value raises UsageError rather th
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from emmy.errors import UsageError
@@ -19,6 +21,9 @@ VARIABLES: dict[str, str] = {
     "EMMY_DISABLE": "1: the vLLM plugin does nothing",
     "NO_COLOR": "any text: no colour in terminal output",
 }
+
+# For processes beside each other that multiply small matrices: with a thread a core each, they hold each other up by minutes.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
@@ -95,6 +100,21 @@ def no_color() -> bool:
 def child_env(**changes: str) -> dict[str, str]:
     """This process's environment with `changes` laid over it, for a process about to be started."""
     return {**os.environ, **changes}
+
+
+@contextmanager
+def inherited(**changes: str) -> Iterator[None]:
+    """`changes` laid over this process's environment meanwhile, for a pool of processes, which takes none of its own."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _folder(variable: str) -> Path | None:

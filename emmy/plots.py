@@ -11,29 +11,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from emmy.costmodel.exam import CurvePoint, Exam
-    from emmy.search.evaluate import SearchScore
+    from emmy.search.evaluate import SearchScore, Standing
 
 _SIZE = (9.0, 4.5)  # inches
 _STYLES = ("-", "--", ":")  # colours repeat after ten
 
 
-def best_so_far(rows: Sequence[SearchScore], folder: Path) -> list[Path]:
-    """A picture a space: how near the optimum's speed each strategy is after so many evaluations, best first in the legend."""
+def need_matplotlib() -> None:
+    """Raises ModuleNotFoundError where it is missing: before the work whose pictures are wanted, not after it."""
+    import matplotlib.figure  # noqa: F401
+
+
+def best_so_far(rows: Sequence[SearchScore], means: Sequence[Standing], folder: Path) -> list[Path]:
+    """A picture a space, and one of the means where there are several: how near the optimum's speed each strategy is after so
+    many evaluations, best first in the legend."""
     out = []
     for space in dict.fromkeys(r.space for r in rows):
-        own = sorted((r for r in rows if r.space == space), key=lambda r: -r.score)
-        figure = _figure()
-        axes = figure.subplots()
-        for i, r in enumerate(own):
-            random = r.strategy == "random"
-            style = {"color": "black", "lw": 2.0} if random else {"lw": 1.0, "ls": _STYLES[i // 10 % len(_STYLES)]}
-            axes.plot(range(1, len(r.speed) + 1), r.speed, label=f"{r.strategy} ({r.score:.2f})", **style)
-        axes.set(xscale="log", xlabel="evaluations", ylabel="optimum / best time so far")
-        axes.set_title(f"{space}, {own[0].points} points")
-        axes.grid(alpha=0.3)
-        figure.legend(fontsize=7, loc="outside right upper", title="strategy (score)", title_fontsize=7)
-        out.append(_saved(figure, folder / f"search-{_file_name(space)}.png"))
+        own = [r for r in rows if r.space == space]
+        out.append(_curves(f"{space}, {own[0].points} points", own, folder / f"search-{_file_name(space)}.png"))
+    if len(out) > 1:
+        out.append(_curves(f"mean of {len(out)} spaces", means, folder / "search-mean.png"))
     return out
+
+
+def _curves(title: str, rows: Sequence[SearchScore | Standing], path: Path) -> Path:
+    figure = _figure()
+    axes = figure.subplots()
+    for i, r in enumerate(sorted(rows, key=lambda r: -r.score)):
+        random = r.strategy == "random"
+        style = {"color": "black", "lw": 2.0} if random else {"lw": 1.0, "ls": _STYLES[i // 10 % len(_STYLES)]}
+        axes.plot(range(1, len(r.speed) + 1), r.speed, label=f"{r.strategy} ({r.score:.2f})", **style)
+    axes.set(xscale="log", xlabel="evaluations", ylabel="optimum / best time so far", title=title)
+    axes.grid(alpha=0.3)
+    figure.legend(fontsize=7, loc="outside right upper", title="strategy (score)", title_fontsize=7)
+    return _saved(figure, path)
 
 
 def calibration(name: str, exam: Exam, folder: Path) -> Path:

@@ -23,7 +23,8 @@ def configure(parser: ArgumentParser) -> None:
         type=_words,
         default=(),
         metavar="S,S",
-        help="by name, +model added or not; copy-nearest; kt:NAME or kt:all are Kernel Tuner's own (default: all of ours)",
+        help="by name, +model added or not; lists without a search: copy-nearest, list+model; "
+        "kt:NAME or kt:all are Kernel Tuner's own (default: all of ours)",
     )
     sub.add_argument(
         "--spaces",
@@ -43,7 +44,7 @@ def configure(parser: ArgumentParser) -> None:
     sub.add_argument("--budget", type=positive, default=400, metavar="N", help="evaluations of a run (default: 400)")
     sub.add_argument("--batch", type=positive, default=1, metavar="N", help="points asked for at once (default: 1)")
     sub.add_argument("--processes", type=positive, default=2, metavar="N", help="runs at a time (default: 2)")
-    _add_plot(sub, "best time so far against evaluations, a picture a space")
+    _add_plot(sub, "best time so far against evaluations, a picture a space and one of their mean")
     sub = task("costmodel", _costmodel, "train on the stored rows and judge by problems held out; deploys nothing")
     sub.add_argument("--gpu", metavar="NAME", default="cpu", help="rows of this target (default: cpu)")
     sub.add_argument(
@@ -70,6 +71,10 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, screen: Screen) -> int:
+    if args.plot:
+        from emmy.plots import need_matplotlib
+
+        need_matplotlib()
     done: int = args.task(args, screen)
     return done
 
@@ -91,12 +96,18 @@ def _search(args: Namespace, screen: Screen) -> int:
         )
     screen.rows("space", map(_scores, rows))
     screen.show("")
-    screen.rows("strategy", map(_scores, standings(rows)))
+    means = standings(rows)
+    screen.rows("strategy", map(_scores, means))
     if args.plot:
         from emmy.plots import best_so_far
 
-        _say_drawn(best_so_far(rows, args.plot), screen)
-    screen.say("score: 0 = random search, 1 = the optimum at once; at N: the same after N evaluations")
+        _say_drawn(best_so_far(rows, means, args.plot), screen)
+    screen.say(
+        "score: 0 = random search, 1 = the optimum at once; at N: the same after N evaluations; seconds: of a processor, a run"
+    )
+    screen.say(
+        "n95, n99: evaluations to 95, 99 % of the optimum's speed, the median run's (below the median space's); -: not reached"
+    )
     return 0
 
 

@@ -17,8 +17,9 @@ Kernel Tuner's own strategies (`kernel_tuner.py`) count the same way: a configur
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ from multiprocessing import get_context
 import numpy as np
 from numpy.typing import NDArray
 
+from emmy import config
 from emmy.errors import UsageError
 from emmy.search import kernel_tuner
 from emmy.search.recorded_space import RecordedSpace, load_recorded
@@ -40,10 +42,11 @@ COUNTS = (20, 50, 100, 200, 400)  # evaluations the table shows
 BUDGET = 400
 _WITH_MODEL = "+model"
 _RANDOM = "random"  # stands beside whatever is scored
-COPY = (
-    "copy-nearest"  # the list of points by their times on the kernel's other devices: no strategy, and no chance in it
-)
-SLOW_SEEDS = 5  # of strategies that take minutes a run
+# Lists of the points, measured from the top: no strategies, for they learn nothing, and no chance in them.
+COPY = "copy-nearest"  # by the times on the kernel's other devices
+LIST = "list+model"  # by the model that those trained
+SLOW_SEEDS = 5  # of strategies that take long where evaluations are many
+_LISTS = frozenset({COPY, LIST})
 _SLOW = frozenset({"optuna", *(kernel_tuner.PREFIX + name for name in kernel_tuner.SLOW)})
 
 
@@ -68,14 +71,20 @@ class SearchScore:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One strategy over all spaces: means of scores and of seconds."""
+    """One strategy over all spaces: means of scores, seconds and speed, the least score and where, medians of n95 and n99 (None:
+    the median space was not reached)."""
 
     strategy: str
     spaces: int
     seeds: int
     score: float
+    worst: float
+    worst_space: str
     at: tuple[tuple[int, float], ...]
+    n95: float | None
+    n99: float | None
     seconds: float
+    speed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +106,12 @@ def evaluate(
 ) -> list[SearchScore]:
     """A row a space and strategy, in that order; random search is always among them. Seeds are 0..seeds-1.
 
-    strategies  names of the registry, or copy-nearest; `name+model` gives it a model trained on the same kernel's other recorded spaces;
-                `kt:name` is a strategy of Kernel Tuner, `kt:all` each of them
+    strategies  names of the registry, copy-nearest or list+model; `name+model` gives it a model trained on the same kernel's
+                other recorded spaces; `kt:name` is a strategy of Kernel Tuner, `kt:all` each of them
     spaces      names of recorded spaces, or paths of Kernel Tuner's caches or T4 results; none means all shipped ones
-    slow_seeds  at most so many seeds of strategies that take minutes a run
+    slow_seeds  at most so many seeds of strategies that take long where evaluations are many
     batch       points a call of `ask`
-    processes   runs at a time; each is timed by its processor time
+    processes   runs at a time, of one thread each; each is timed by its processor time
     on_progress called with (runs done, runs in all)
     Raises UsageError for unknown names and for counts below 1.
     """
@@ -113,11 +122,14 @@ def evaluate(
     chosen = _chosen(strategies)
     for name in names:
         recorded.load(name)
-    own_seeds = {s: 1 if s == COPY else min(seeds, slow_seeds) if s in _SLOW else seeds for s in chosen}
+    own_seeds = {s: 1 if s in _LISTS else min(seeds, slow_seeds) if s in _SLOW else seeds for s in chosen}
     cells = [(n, s, own_seeds[s]) for n in names for s in chosen]
     todo = [(n, s, seed, budget, batch) for n, s, own in cells for seed in range(own)]
     done: list[_Replay] = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with (
+        config.inherited(**config.ONE_THREAD),
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
+    ):
         for result in pool.map(_run, todo):
             done.append(result)
             if on_progress is not None:
@@ -132,10 +144,10 @@ def _chosen(strategies: Sequence[str]) -> tuple[str, ...]:
     for name in strategies:
         if name == kernel_tuner.ALL:
             out |= dict.fromkeys(kernel_tuner.PREFIX + n for n in kernel_tuner.NAMES)
-        elif name == COPY or name.startswith(kernel_tuner.PREFIX) or name.removesuffix(_WITH_MODEL) in STRATEGIES:
+        elif name in _LISTS or name.startswith(kernel_tuner.PREFIX) or name.removesuffix(_WITH_MODEL) in STRATEGIES:
             out[name] = None
         else:
-            known = f"{', '.join(STRATEGIES)}, {_WITH_MODEL} added or not, {COPY}, or kt: and a strategy of Kernel Tuner, or kt:all"
+            known = f"{', '.join(STRATEGIES)}, {_WITH_MODEL} added or not, {COPY}, {LIST}, or kt: and a strategy of Kernel Tuner, or kt:all"
             raise UsageError(f"strategy {name!r} is not one of {known}")
     for name in out:
         if name.startswith(kernel_tuner.PREFIX):
@@ -148,26 +160,33 @@ def standings(rows: Sequence[SearchScore]) -> list[Standing]:
     by_strategy: dict[str, list[SearchScore]] = {}
     for row in rows:
         by_strategy.setdefault(row.strategy, []).append(row)
-    means = [
-        Standing(
-            strategy,
-            len(own),
-            own[0].seeds,
-            float(np.mean([r.score for r in own])),
-            tuple((k, float(np.mean([dict(r.at)[k] for r in own]))) for k, _ in own[0].at),
-            float(np.mean([r.seconds for r in own])),
-        )
-        for strategy, own in by_strategy.items()
-    ]
-    return sorted(means, key=lambda s: -s.score)
+    return sorted((_standing(strategy, own) for strategy, own in by_strategy.items()), key=lambda s: -s.score)
+
+
+def _standing(strategy: str, own: Sequence[SearchScore]) -> Standing:
+    worst = min(own, key=lambda r: r.score)
+    return Standing(
+        strategy,
+        len(own),
+        own[0].seeds,
+        float(np.mean([r.score for r in own])),
+        worst.score,
+        worst.space,
+        tuple((k, float(np.mean([dict(r.at)[k] for r in own]))) for k, _ in own[0].at),
+        _median(np.inf if r.n95 is None else r.n95 for r in own),
+        _median(np.inf if r.n99 is None else r.n99 for r in own),
+        float(np.mean([r.seconds for r in own])),
+        tuple(map(float, np.mean([r.speed for r in own], axis=0))),
+    )
 
 
 def replay(space: RecordedSpace, strategy: str, seed: int, budget: int, batch: int) -> tuple[float, ...]:
     """Best time in microseconds after 1, 2, ... evaluations, until the budget or the space is spent."""
-    from emmy.search.siblings import copied, sibling_model
+    from emmy.search.siblings import copied, listed, sibling_model
 
-    if strategy == COPY:
-        times = [space.trial(p).time_us for p in copied(space.name)[:budget]]
+    if strategy in _LISTS:
+        order = copied(space.name) if strategy == COPY else listed(space.name)
+        times = [space.trial(p).time_us for p in order[:budget]]
         return tuple(map(float, np.minimum.accumulate(np.array(times, dtype=np.float64))))
     model = sibling_model(space.name) if strategy.endswith(_WITH_MODEL) else None
     searcher = make_strategy(strategy.removesuffix(_WITH_MODEL), space, seed=seed, model=model)
@@ -226,9 +245,15 @@ def _score(space: RecordedSpace, strategy: str, replays: Sequence[_Replay], budg
 def _evaluations_to(share: float, best_us: Floats, times_us: Floats) -> float | None:
     """Median over runs of the first evaluation with a time of at most optimum / share."""
     there = best_us * share <= times_us.min()
-    first = np.where(there.any(axis=1), there.argmax(axis=1) + 1.0, np.inf)
-    median = float(np.median(first))
-    return median if np.isfinite(median) else None
+    return _median(np.where(there.any(axis=1), there.argmax(axis=1) + 1.0, np.inf))
+
+
+def _median(values: Iterable[float]) -> float | None:
+    """Of values of which some may be infinite; None where the median is."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    return float(median) if math.isfinite(median) else None
 
 
 def _run(job: tuple[str, str, int, int, int]) -> _Replay:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,13 @@ def test_a_childs_environment_is_this_one_with_changes(monkeypatch: pytest.Monke
     monkeypatch.setenv("NO_COLOR", "1")
     env = config.child_env(OMP_NUM_THREADS="3")
     assert env["NO_COLOR"] == "1" and env["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_pool_inherits_what_is_laid_over_the_environment_which_is_then_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with config.inherited(**config.ONE_THREAD), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert [pool.submit(os.getenv, n).result() for n in config.ONE_THREAD] == list(config.ONE_THREAD.values())
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "OPENBLAS_NUM_THREADS" not in os.environ

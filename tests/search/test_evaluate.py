@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 from emmy.errors import UsageError
-from emmy.search.evaluate import COPY, SearchScore, baseline_us, evaluate, performance, replay, standings
+from emmy.search.evaluate import COPY, LIST, SearchScore, baseline_us, evaluate, performance, replay, standings
 from emmy.search.recorded_space import RecordedSpace, load_recorded
-from emmy.search.siblings import copied, siblings
+from emmy.search.siblings import copied, listed, sibling_model, siblings
 from emmy.search.space import Point
 from emmy.search.walk import leaves
 from emmy.workloads import recorded
@@ -104,7 +106,33 @@ def test_rows_are_typed_and_in_order_and_standings_rank_them() -> None:
     assert all(isinstance(r, SearchScore) and [k for k, _ in r.at] == [20] and r.seeds == 2 for r in rows)
     ranked = standings(rows)
     assert ranked[0].score >= ranked[1].score
-    assert ranked[0].score == pytest.approx(np.mean([r.score for r in rows if r.strategy == ranked[0].strategy]))
+    own = [r for r in rows if r.strategy == ranked[0].strategy]
+    assert ranked[0].score == pytest.approx(np.mean([r.score for r in own]))
+    assert (ranked[0].worst, ranked[0].worst_space) == min((r.score, r.space) for r in own)
+    np.testing.assert_allclose(ranked[0].speed, np.mean([r.speed for r in own], axis=0))
+
+
+def test_the_middle_space_tells_how_soon_a_strategy_is_near_the_optimum() -> None:
+    def row(space: str, n95: float | None, n99: float | None) -> SearchScore:
+        return SearchScore(space, "s", 9, 1, 1, 1, 0.5, ((1, 0.5),), n95, n99, 1.0, (1.0,))
+
+    (odd,) = standings([row("a", 4.0, None), row("b", None, None), row("c", 10.0, 20.0)])
+    assert (odd.n95, odd.n99) == (10.0, None)
+    (even,) = standings([row("a", 4.0, 30.0), row("b", None, None), row("c", 10.0, 20.0), row("d", 20.0, 40.0)])
+    assert (even.n95, even.n99) == (15.0, 35.0)
+
+
+def test_runs_have_a_thread_each_whatever_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited: list[str | None] = []
+
+    class Inline(ThreadPoolExecutor):
+        def __init__(self, n: int, mp_context: object) -> None:
+            super().__init__(n, initializer=lambda: inherited.append(os.environ.get("OPENBLAS_NUM_THREADS")))
+
+    monkeypatch.setattr("emmy.search.evaluate.ProcessPoolExecutor", Inline)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    evaluate(("random",), ("convolution.w6600",), seeds=1, budget=3, processes=1)
+    assert inherited == ["1"] and os.environ["OPENBLAS_NUM_THREADS"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +160,18 @@ def test_copy_nearest_is_the_order_of_the_other_device_without_chance() -> None:
     assert times == sorted(times) and len(set(order)) == len(load_recorded("convolution.a4000").times_us)
     rows = evaluate((COPY,), ("convolution.a4000",), seeds=3, budget=20, processes=1)
     assert [(r.strategy, r.seeds) for r in rows] == [(COPY, 1), ("random", 3)]
+
+
+@pytest.mark.slow
+def test_the_models_list_is_its_order_without_chance() -> None:
+    space = load_recorded("convolution.w6600")
+    order = listed(space.name)
+    predicted, _ = sibling_model(space.name).predict(space.features(list(order)))
+    assert (np.diff(predicted) >= 0).all() and set(order) == set(space.points())
+    rows = evaluate((LIST,), (space.name,), seeds=3, budget=20, processes=1)
+    assert [(r.strategy, r.seeds) for r in rows] == [(LIST, 1), ("random", 3)]
+    best = min(t for p, t in _timed(space.name) if p in order[:20])
+    assert rows[0].speed[-1] == pytest.approx(space.times_us.min() / best)
 
 
 def _timed(name: str) -> Iterable[tuple[Point, float]]:
