@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from emmy.cli.learnt import show_reviewed, show_trained
 from emmy.cli.verb import folder
 from emmy.report import Bar, Screen, counted
 
@@ -136,19 +137,7 @@ def _judge(arrivals: Sequence[Arrival], args: Namespace, dataset: Dataset, scree
     _train(reviewed, args, dataset, screen)
 
 
-def show_reviewed(r: Reviewed, screen: Screen) -> None:
-    """What was found of a set of rows, and what came in of it."""
-    if r.release:
-        came_in = f"calibrated; {counted(r.release.new, 'row')} taken in, {r.release.known} were known"
-        screen.show(f"{r.arrival.name}: {came_in}")
-    else:
-        screen.show(f"{r.arrival.name}: {counted(r.arrival.n_rows, 'row')} stay in quarantine: {r.verdict.why}")
-    record = {"set": r.arrival.name, "source": r.arrival.standing.source, "calibrated": r.verdict.passed}
-    screen.record("calibration", {**record, "rows": r.release.new if r.release else 0, "findings": r.verdict.findings})
-
-
 def _train(reviewed: Sequence[Reviewed], args: Namespace, dataset: Dataset, screen: Screen) -> None:
-    from emmy.cli.train import show_trained
     from emmy.costmodel.upkeep import train_after
 
     if args.no_train:

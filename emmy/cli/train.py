@@ -6,12 +6,12 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from emmy.cli.learnt import show_reviewed, show_trained
 from emmy.cli.verb import Verb, add_home, folder, positive
-from emmy.report import RANKING_COLUMNS, Bar, Screen, record_of
+from emmy.report import Bar, Screen
 
 if TYPE_CHECKING:
     from emmy.costmodel.registry import Version
-    from emmy.costmodel.retrain import TrainReport
 
 INTERRUPTED = 130
 POLL_S = 10
@@ -71,21 +71,8 @@ def run(args: Namespace, screen: Screen) -> int:
     return int(all(r.trained is None for r in reports))
 
 
-def show_trained(r: TrainReport, force: bool, screen: Screen) -> None:
-    dropped = "".join(f"; {n} rows left out: {why}" for why, n in r.dropped.items())
-    screen.show(f"{r.target}: {r.samples} samples of {r.rows} rows in {r.seconds:.1f} s{dropped}")
-    for d in r.trained.model.card.donors if r.trained else ():
-        screen.show(f"  and {d.samples} samples of {d.target}, which count {d.weight:.3g} each")
-    screen.rows("ranking", map(record_of, r.trained.scores if r.trained else ()), RANKING_COLUMNS)
-    screen.show(f"{'deployed' if r.verdict.deploy or force else 'not deployed'}: {r.verdict.why}")
-    if r.path:
-        screen.show(str(r.path))
-    screen.record("train", {k: v for k, v in record_of(r).items() if k != "trained"})
-
-
 def _watch(args: Namespace, screen: Screen) -> int:
     from emmy import config
-    from emmy.cli.data_exchange import show_reviewed
     from emmy.costmodel.upkeep import Watch
 
     home = args.home or config.home()
