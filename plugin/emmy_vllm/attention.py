@@ -15,7 +15,8 @@ import torch
 
 from emmy.ir.ops import ServedAttention
 from emmy_vllm import compat
-from emmy_vllm.attended import Attended, Cache, Shape, Step, attended
+from emmy_vllm.attended import Attended, attended
+from emmy_vllm.attention_steps import Cache, Shape, Step
 from emmy_vllm.kernels import DTYPES, Kernels, every, kernels_of
 
 log = logging.getLogger("emmy.vllm")

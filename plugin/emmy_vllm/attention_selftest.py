@@ -8,9 +8,10 @@ import torch
 
 from emmy.ir.dtype import DType
 from emmy.ir.ops import ServedAttention
+from emmy_vllm.attention_steps import Cache, Told
 
 if TYPE_CHECKING:
-    from emmy_vllm.attended import Cache, Kernel, Told
+    from emmy_vllm.attended import Kernel
 
 _MOST = 130  # sequences, or queries, of a test
 _AXES = "pcjgd"
@@ -37,8 +38,6 @@ def wrong_answer(kernel: Kernel, device: torch.device, most: int) -> str:
 
 def _given(op: ServedAttention, size: int, device: torch.device) -> tuple[torch.Tensor, Cache, Told]:
     """Rows, a cache of few pages that sequences share, and a table: keys beyond a window where there is one."""
-    from emmy_vllm.attended import Cache, Told
-
     batch, queries = (size or op.batch, 1) if op.decodes else (op.batch, size or op.queries)
     assert isinstance(batch, int) and isinstance(queries, int)
     random = torch.Generator().manual_seed(size)

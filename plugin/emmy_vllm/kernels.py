@@ -18,7 +18,8 @@ from emmy.ir.ops import Matmul, parse_op
 from emmy.ir.program import Sym
 from emmy.pack import Case, Pack, Served
 from emmy_vllm import ops
-from emmy_vllm.attended import Attended, Shape
+from emmy_vllm.attended import Attended
+from emmy_vllm.attention_steps import Shape
 from emmy_vllm.counts import Counts
 from emmy_vllm.selftest import alike_ranges, wrong_ranges
 from emmy_vllm.settings import Settings

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from emmy.pack import Pack  # noqa: E402
-from emmy_vllm import attended as module  # noqa: E402
-from emmy_vllm import attention_selftest  # noqa: E402
-from emmy_vllm.attended import Attended, Cache, Shape, Step, Told, attended  # noqa: E402
+from emmy_vllm import attention_selftest, attention_steps  # noqa: E402
+from emmy_vllm.attended import Attended, attended  # noqa: E402
 from emmy_vllm.attention_selftest import answer  # noqa: E402
+from emmy_vllm.attention_steps import Cache, Shape, Step, Told  # noqa: E402
 from tests.plugin.attention_packs import attention_pack  # noqa: E402
 
 DECODE = "served_attention:m(1..4)x4x1x24x8:f32:kv2,window16,page8,pcjgd"
@@ -66,7 +66,7 @@ def want(made: Attended, q: torch.Tensor, cache: Cache, s: Step) -> torch.Tensor
 def test_a_step_is_served_part_by_part(
     made: Attended, requests: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LONG", 8)
+    monkeypatch.setattr(attention_steps, "LONG", 8)
     s = step(*requests)
     q, cache = given(s.tokens + 3)  # a graph's rows are more than a step's
     out, before = torch.full_like(q, 7.0), sum(sum(k.counts.values()) for k in made.kernels)

@@ -10,8 +10,9 @@ from emmy.ir.target import Target
 from emmy.measure.cuda import target_of
 from emmy.pack import Choice, Offer, Pack
 from emmy.runtime.cuda_driver import gpus
-from emmy_vllm.attended import Attended, Cache, Shape, Step, Told, attended
+from emmy_vllm.attended import Attended, attended
 from emmy_vllm.attention_selftest import answer
+from emmy_vllm.attention_steps import Cache, Shape, Step, Told
 from tests.cuda_codegen.test_paged import in_parts
 from tests.cuda_codegen.test_served import by_warps
 from tests.vllm import packs

@@ -51,9 +51,9 @@ def stock(folder: Path) -> list[engine.Answer]:
 def test_a_model_answers_the_same_through_a_pack_s_attention(
     folder: Path, tmp_path: Path, stock: list[engine.Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from emmy_vllm import attended, attention
+    from emmy_vllm import attention, attention_steps
 
-    monkeypatch.setattr(attended, "LONG", 2)
+    monkeypatch.setattr(attention_steps, "LONG", 2)
     with engine.started("gemma4", folder, config(tmp_path, PAGE, "attention"), **CHUNKS) as e:
         assert isinstance(impl(e), attention._impl("CPU_ATTN"))
         assert engine.close(answers(e), stock)

@@ -15,9 +15,9 @@ pytest.importorskip("vllm")
 
 import torch
 
-from emmy_vllm import attended, attention, compat, kernels
-from emmy_vllm.attended import Told
+from emmy_vllm import attention, attention_steps, compat, kernels
 from emmy_vllm.attention_selftest import answer
+from emmy_vllm.attention_steps import Told
 from emmy_vllm.settings import Settings
 from tests.plugin.attention_packs import attention_pack
 
@@ -79,7 +79,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(compat, "current_settings", lambda: (Settings(path, digest), config))
     monkeypatch.setattr(compat, "why_no_attention", lambda config: "")
     monkeypatch.setattr(compat, "attention_device", lambda name: torch.device("cpu"))
-    monkeypatch.setattr(attended, "LONG", 8)
+    monkeypatch.setattr(attention_steps, "LONG", 8)
     monkeypatch.setattr(kernels, "_all", {})
     left: list[Any] = []
     monkeypatch.setattr(stock.get_impl_cls(), "forward", lambda self, *args, **named: left.append(args))
