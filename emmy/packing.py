@@ -20,7 +20,7 @@ from emmy.ir.ops import Op, parse_op
 from emmy.ir.target import Target
 from emmy.measure.rivals import RIVALS, SERVERS
 from emmy.pack import Choice, Evidence, Offer
-from emmy.records import Measurement
+from emmy.records import Measurement, source_mark
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
 from emmy.search.ranges import TILE, Span, span_of, symbol_of
 from emmy.winner import Winner, find_winner, is_raced, sums_wanted, undisturbed, with_sums
@@ -166,9 +166,9 @@ def _that_hold(op: Op, rows: Sequence[Measurement], target: Target) -> tuple[Seq
 
 
 def _digest(op: Op, schedule: str, target: Target) -> str:
-    """Of the source that the schedule makes now, "" where it makes none."""
+    """What rows keep of the source that the schedule makes now, "" where it makes none."""
     try:
-        return source(op, schedule, target).digest
+        return source_mark(source(op, schedule, target).digest)
     except (PlanError, UsageError, CompileError):
         return ""
 

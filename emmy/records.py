@@ -17,6 +17,8 @@ from typing import Literal, get_args
 from emmy.errors import DataError
 
 SCHEMA_VERSION = 1
+# Digits that a row keeps of the SHA-256 of its source, of 64: told apart are the texts that one schedule gave over time.
+SOURCE_DIGITS = 16
 
 Status = Literal[
     "ok", "constraints", "compile", "runtime", "correctness", "timeout", "device_lost", "implausible", "passed_over"
@@ -62,7 +64,7 @@ class Measurement:
 
     op: str
     schedule: str
-    source_digest: str
+    source_digest: str  # `source_mark` of the source that ran; a longer digest is cut to it
     device: Device
     status: Status
     samples_us: tuple[float, ...] = ()
@@ -82,6 +84,10 @@ class Measurement:
     emmy_version: str = ""
     id: str = ""
     time_utc: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.source_digest) > SOURCE_DIGITS:  # as rows were written before
+            object.__setattr__(self, "source_digest", source_mark(self.source_digest))
 
     @property
     def time_us(self) -> float | None:
@@ -129,6 +135,11 @@ class Measurement:
         if any(not math.isfinite(x) or x <= 0 for x in row.samples_us):
             raise DataError(f"samples_us must be positive and finite, got {row.samples_us}")
         return row
+
+
+def source_mark(digest: str) -> str:
+    """What a row keeps of its source's digest; two digests are compared by it."""
+    return digest[:SOURCE_DIGITS]
 
 
 def new_id() -> str:

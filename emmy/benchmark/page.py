@@ -11,7 +11,7 @@ from emmy.benchmark.evidence import MOST_RANKED, Evidence
 from emmy.benchmark.lanes import RIVALS, Lane
 from emmy.benchmark.results import NONE, LaneRow
 from emmy.benchmark.summary import BEHIND, OURS, CaseLanes, failures, geometric_mean, groups, lanes_of, worst
-from emmy.records import STATUSES
+from emmy.records import STATUSES, source_mark
 
 _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;color:#222;max-width:1650px;margin:24px auto;padding:0 20px}
@@ -213,7 +213,7 @@ def _sources(cases: Sequence[CaseLanes], known: Evidence) -> Iterable[str]:
         names = ", ".join(f"{c.case} ({r.lane})" for c, r in users)
         stale = (
             ""
-            if all(r.source_digest == digest for _, r in users)
+            if all(source_mark(r.source_digest) == source_mark(digest) for _, r in users)
             else " <b>This Emmy generates another text than the one measured.</b>"
         )
         schedules = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(r.schedule for _, r in users))

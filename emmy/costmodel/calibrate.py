@@ -27,6 +27,7 @@ import numpy as np
 from emmy.costmodel.doctor import ROOF_MARGIN
 from emmy.costmodel.evaluate import MIN_CANDIDATES, spearman
 from emmy.costmodel.replayed import Outcome
+from emmy.costmodel.shards import as_shipped
 from emmy.records import Measurement
 
 Check = Literal["circumstances", "ids", "sources", "roofline", "level", "order", "licence", "target"]
@@ -172,7 +173,8 @@ def _ids(rows: Sequence[Measurement], known: Sequence[Measurement]) -> Finding:
 
 
 def _content(row: Measurement) -> tuple[object, ...]:
-    return (row.op, row.schedule, row.source_digest, row.device, row.status, row.samples_us, row.time_utc)
+    """What makes it this measurement, as it is after an export too."""
+    return (row.op, row.schedule, row.source_digest, row.device, row.status, as_shipped(row).samples_us, row.time_utc)
 
 
 def _sources(timed: Sequence[Measurement], fresh: Sequence[Measurement], outcomes: Mapping[str, Outcome]) -> Finding:

@@ -22,7 +22,7 @@ from pathlib import Path
 from emmy import config
 from emmy.codegen.files import locked
 from emmy.costmodel.database import append_new, copy_rows, in_memory, new_rows_sql, quote, writing
-from emmy.costmodel.schema import COLUMN_LIST, CREATE
+from emmy.costmodel.schema import CREATE, READ_LIST
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError
 from emmy.measure.journal import JournalContents, closed_journals, is_live, open_journals, read_journal
@@ -143,7 +143,7 @@ class Dataset:
                     con,
                     self.database,
                     self.wait_s,
-                    lambda t: f"INSERT INTO stored SELECT {quote(DATABASE)}, {COLUMN_LIST} FROM {t}",
+                    lambda t: f"INSERT INTO stored SELECT {quote(DATABASE)}, {READ_LIST} FROM {t}",
                 )
             return Snapshot(con, self.roots)
         except BaseException:

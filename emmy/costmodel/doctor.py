@@ -13,7 +13,7 @@ from emmy.errors import EmmyError
 from emmy.ir.ops.op import parse_op
 from emmy.ir.roofline import roofline_us
 from emmy.ir.target import load_target
-from emmy.records import Measurement
+from emmy.records import Measurement, source_mark
 
 FaultKind = Literal["conflict", "implausible", "contended", "drifted", "derived", "stale"]
 
@@ -63,7 +63,7 @@ def why_stale(row: Measurement, source_digest: SourceDigest = generated_digest) 
         op, target = parse_op(row.op), load_target(row.device.target)
         if target.is_cpu and target.product != row.device.product:
             return None
-        now = source_digest(op, row.schedule, target)
+        now = source_mark(source_digest(op, row.schedule, target))
     except EmmyError as e:
         return f"it does not replay: {e}"
     return None if now == row.source_digest else f"its source was {row.source_digest[:8]}, now it is {now[:8]}"
@@ -109,11 +109,11 @@ def _fault(kind: FaultKind, row: Measurement, detail: str) -> Fault:
 
 
 def _conflicts(snapshot: Snapshot) -> Iterator[Fault]:
-    """Ids under which different rows are stored. Twice alike is harmless; an import changes the origin only."""
+    """Ids under which different rows are stored. Twice alike is harmless; an import changes the origin, a part rounds."""
     table = snapshot.query(
         "SELECT id, any_value(target), any_value(op), count(*), string_agg(DISTINCT file, ', ' ORDER BY file) "
         "FROM stored GROUP BY id HAVING count(*) > count(DISTINCT file) OR "
-        "count(DISTINCT (op, schedule, source_digest, target, product, uuid_hash, status, samples_us, time_utc)) > 1 "
+        "count(DISTINCT (op, schedule, source_digest, target, product, uuid_hash, status, samples_us::FLOAT[], time_utc)) > 1 "
         "ORDER BY id"
     )
     for row_id, target, op, n, files in table.rows:

@@ -29,11 +29,12 @@ from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops import Op, parse_op
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target
+from emmy.records import source_mark
 
 log = logging.getLogger("emmy.costmodel.replayed")
 
 Floats = NDArray[np.float64]
-# (features, digest of the source), or None where the schedule is refused.
+# (features, what a row keeps of the digest of the source), or None where the schedule is refused.
 Outcome = tuple[Floats, str] | None
 # The digest of the source that a schedule of an op is generated to for a target.
 SourceDigest = Callable[[Op, str, Target], str]
@@ -49,7 +50,7 @@ def outcome_of(op: str, schedule: str, target: Target, threads: int, source_dige
     try:
         found = parse_op(op)
         plan = replay(found.program(), schedule, target)
-        return features(found, plan, target, threads), source_digest(found, schedule, target)
+        return features(found, plan, target, threads), source_mark(source_digest(found, schedule, target))
     except (PlanError, UsageError, CompileError):
         return None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from emmy.errors import DataError
 from emmy.measure.rivals import RIVALS
-from emmy.records import ORIGINS, SCHEMA_VERSION, STATUSES, Device, Measurement, Protocol
+from emmy.records import ORIGINS, SCHEMA_VERSION, SOURCE_DIGITS, STATUSES, Device, Measurement, Protocol
 
 if TYPE_CHECKING:
     import duckdb
@@ -70,6 +70,8 @@ COLUMNS: tuple[Column, ...] = (
 )
 NAMES = tuple(c.name for c in COLUMNS)
 COLUMN_LIST = ", ".join(NAMES)
+# The same of a file that may be older than the cut of digests.
+READ_LIST = COLUMN_LIST.replace("source_digest", f"left(source_digest, {SOURCE_DIGITS}) AS source_digest")
 DEVICE_COLUMNS = ("target", "product", "uuid_hash", "driver", "toolkit")
 PROTOCOL_COLUMNS = ("cache", "clocks", "clock", "threads", "repeats")
 

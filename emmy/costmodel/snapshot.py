@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from emmy.costmodel.database import quote
 from emmy.costmodel.files import sha256_of
-from emmy.costmodel.schema import COLUMN_LIST, NAMES, VIEWS, fetch, from_cells
+from emmy.costmodel.schema import COLUMN_LIST, NAMES, READ_LIST, VIEWS, fetch, from_cells
 from emmy.costmodel.shards import check_part_columns, read_manifest, shard_folders
 from emmy.errors import DataError, UsageError
 from emmy.records import Measurement, Origin, Status
@@ -74,9 +74,7 @@ class Snapshot:
                     f"{path}: not the file that its manifest describes, so its rows are not used. "
                     "`emmy data verify` lists such files: restore them, or move the folder away."
                 )
-            self._con.execute(
-                f"INSERT INTO stored SELECT {quote(path)}, {COLUMN_LIST} FROM read_parquet({quote(path)})"
-            )
+            self._con.execute(f"INSERT INTO stored SELECT {quote(path)}, {READ_LIST} FROM read_parquet({quote(path)})")
 
     def rows(
         self,

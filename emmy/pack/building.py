@@ -25,6 +25,7 @@ from emmy.ir.schedule import replay
 from emmy.ir.target import Target
 from emmy.pack import archive
 from emmy.pack.schema import FORMAT, LICENCE, SCHEMA, Argument, Card, Case, Code, Evidence, Manifest, Served
+from emmy.records import source_mark
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 
@@ -118,7 +119,7 @@ def _compiled(choice: Choice, target: Target) -> _Made | str:
         return choice.why
     try:
         unit = plan_source(replay(choice.op.program(), choice.schedule, target), target)
-        if choice.evidence and choice.evidence.source != unit.digest:
+        if choice.evidence and source_mark(choice.evidence.source) != source_mark(unit.digest):
             return "its schedule makes another source now than the one that was timed: tune again"
         binary = _binary(unit, target)
     except (PlanError, CompileError) as e:

@@ -34,7 +34,7 @@ class Evidence:
     """Why a schedule is used, or is not. Times are microseconds of the whole plan.
 
     op:      that was timed: of a range, the range's or its upper end
-    source:  digest of the text that was timed
+    source:  what is kept of the digest of the text that was timed (`source_mark`)
     ratio:   times as fast as `stock`, in turns with it; low..high is its spread. None: never raced
     rivals:  the same against other kernels
     error:   the largest, in units of what the op allows

@@ -22,7 +22,7 @@ from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
 from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
-from emmy.records import Candidate, Device, Measurement
+from emmy.records import Candidate, Device, Measurement, source_mark
 from emmy.search.budget import Budget
 from emmy.search.carry import carried, same_as
 from emmy.search.collect import SHARES
@@ -195,7 +195,7 @@ def _is_due_again(row: Measurement, measurer: Measurer, checked: Collection[str]
     if row.status == "ok" and row.schedule not in checked:
         return False
     try:
-        return measurer.source_digest(Candidate(row.op, row.schedule)) != row.source_digest
+        return source_mark(measurer.source_digest(Candidate(row.op, row.schedule))) != row.source_digest
     except (PlanError, UsageError):
         return False  # refused still
 

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from emmy.costmodel.dataset import Dataset
-from emmy.costmodel.shards import Manifest, write_manifest, write_part
+from emmy.costmodel.shards import Manifest, as_shipped, write_manifest, write_part
 from emmy.errors import DataBusy, DataError, UsageError
 from emmy.measure.journal import Journal
 from emmy.records import Protocol
@@ -74,7 +74,7 @@ def test_shards_and_database_are_one_set_by_id(tmp_path: Path, make_row, write_j
     write_manifest(tmp_path / "shipped" / "cpu", Manifest("cpu", "Apache-2.0", "test", (part,)))
     dataset = Dataset(tmp_path / "home", (tmp_path / "shipped",))
     dataset.ingest()
-    assert dataset.rows() == (make_row(0), make_row(1), make_row(2))
+    assert dataset.rows() == (make_row(0), make_row(1), as_shipped(make_row(2)))
 
 
 def test_rows_are_filtered_by_target_op_status_and_origin(tmp_path: Path, make_row, write_journal) -> None:

@@ -7,16 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from emmy.costmodel.database import in_memory, quote
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.exchange import append_part, export_shard
+from emmy.costmodel.files import sha256_of
 from emmy.costmodel.place import Folder
 from emmy.costmodel.pull import PullReport, pull
 from emmy.costmodel.quarantine import Quarantine
-from emmy.costmodel.shards import MANIFEST, Manifest, read_manifest, read_part, verify, write_manifest, write_part
+from emmy.costmodel.schema import CREATE, insert
+from emmy.costmodel.shards import (
+    MANIFEST,
+    Manifest,
+    Part,
+    as_shipped,
+    read_manifest,
+    read_part,
+    verify,
+    write_manifest,
+    write_part,
+)
 from emmy.costmodel.stats import data_stats
 from emmy.errors import DataError, UsageError
+from tests.data.conftest import make_row as row_of
 
 
 def _take_in(source: Path, dataset: Dataset, *, own: bool = False) -> tuple[int, int, PullReport]:
@@ -34,12 +51,15 @@ def filled(tmp_path: Path, make_row, write_journal) -> Dataset:
     return dataset
 
 
-def test_an_export_imported_as_ones_own_gives_byte_identical_rows(filled: Dataset, tmp_path: Path) -> None:
+def test_an_export_imported_as_ones_own_gives_the_same_rows_rounded(filled: Dataset, tmp_path: Path) -> None:
+    """And exported again the same bytes."""
     report = export_shard(filled, "cpu", tmp_path / "out")
     assert report.rows == 30 and report.part is not None and verify(report.folder) == ()
     other = Dataset(tmp_path / "other")
     assert _take_in(tmp_path / "out", other, own=True)[:2] == (30, 0)
-    assert [r.to_json() for r in other.rows()] == [r.to_json() for r in filled.rows(target="cpu")]
+    assert [r.to_json() for r in other.rows()] == [as_shipped(r).to_json() for r in filled.rows(target="cpu")]
+    again = export_shard(other, "cpu", tmp_path / "again")
+    assert again.part is not None and again.part.read_bytes() == report.part.read_bytes()
 
 
 def test_the_same_rows_make_the_same_file(filled: Dataset, tmp_path: Path) -> None:
@@ -202,7 +222,42 @@ def test_a_part_no_manifest_lists_is_not_read(shard: Path, make_row) -> None:
 
 
 def test_a_part_reads_as_it_was_written(shard: Path, make_row) -> None:
-    assert read_part(_part_of(shard)) == (make_row(0), make_row(1))
+    assert read_part(_part_of(shard)) == (as_shipped(make_row(0)), as_shipped(make_row(1)))
+
+
+@given(
+    us=st.floats(1e-3, 1e9),
+    cost=st.floats(0, 1e6),
+    fact=st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30),
+)
+def test_a_part_rounds_below_what_is_measured_and_whole_facts_not_at_all(us: float, cost: float, fact: float) -> None:
+    row = row_of(
+        0, samples_us=(us,), baseline_us=us, compile_s=cost, wall_s=cost, static={"x": fact, "n": float(2**31 + 1)}
+    )
+    shipped = as_shipped(row)
+    assert shipped.samples_us == (float(np.float32(us)),) == (shipped.baseline_us,)
+    assert shipped.compile_s == shipped.wall_s == pytest.approx(cost, rel=2**-12, abs=0)
+    assert shipped.static["x"] == pytest.approx(fact, rel=5e-6, abs=0) and shipped.static["n"] == 2**31 + 1
+    assert as_shipped(shipped) == shipped
+
+
+def test_a_part_with_whole_digests_holds_the_sources_of_those_with_cut_ones(tmp_path: Path, make_row) -> None:
+    """As they were exported once: `best` takes the median over both, and each row reads as it is written now."""
+    full, cpu = "0123456789abcdef" * 4, tmp_path / "cpu"
+    now = [make_row(i, op="o", schedule="s", source_digest=full) for i in (0, 2, 10)]
+    assert {r.source_digest for r in now} == {full[:16]}
+    new = write_part(cpu, now[:1])
+    con = in_memory()
+    con.execute(CREATE)
+    insert(con, "measurement", now[1:])
+    con.execute("UPDATE measurement SET source_digest = ?", [full])
+    con.execute(f"COPY measurement TO {quote(cpu / 'old')} (FORMAT parquet)")
+    digest = sha256_of(cpu / "old")
+    old = Part((cpu / "old").rename(cpu / f"part-{digest[:16]}.parquet").name, digest, 2, "0.1.0")
+    write_manifest(cpu, Manifest("cpu", "MIT", "x", (old, new)))
+    assert verify(cpu) == () and read_part(cpu / old.file) == tuple(now[1:])
+    with Dataset(tmp_path).snapshot() as snapshot:
+        assert [b.n_rows for b in snapshot.best()] == [3]
 
 
 def test_stats_count_rows_by_target_kind_status_and_origin(filled: Dataset) -> None:

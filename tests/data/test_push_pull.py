@@ -26,7 +26,7 @@ from emmy.costmodel.place import Folder, NotThere, Place, Website, place_at
 from emmy.costmodel.pull import INCOMING, pull
 from emmy.costmodel.push import INDEX, manifests_at, push, read_index
 from emmy.costmodel.quarantine import Quarantine
-from emmy.costmodel.shards import Manifest, manifest_digest, verify
+from emmy.costmodel.shards import Manifest, as_shipped, manifest_digest, verify
 from emmy.errors import DataError, EmmyError, UsageError
 from emmy.measure import identity
 from emmy.records import Measurement
@@ -107,7 +107,7 @@ def test_what_is_pushed_comes_out_elsewhere_as_imported(filled: Dataset, place: 
     other = Dataset(tmp_path / "other")
     report = pull(other, place)
     assert sum(a.n_rows for a in report.arrivals) == N and not report.refused and not other.rows()
-    assert _release_all(other) == [replace(r, origin="imported") for r in filled.rows()]
+    assert _release_all(other) == [replace(as_shipped(r), origin="imported") for r in filled.rows()]
 
 
 def test_the_same_command_again_moves_nothing(filled: Dataset, place: Place, tmp_path: Path) -> None:
@@ -184,7 +184,9 @@ def test_any_rows_survive_the_round_trip_in_any_portions(
         if portion:
             push(_home(sender.home, portion, f"run{run}"), place)
             pull(receiver, place)
-    assert {r.to_json() for r in _release_all(receiver)} == {replace(r, origin="imported").to_json() for r in rows}
+    assert {r.to_json() for r in _release_all(receiver)} == {
+        replace(as_shipped(r), origin="imported").to_json() for r in rows
+    }
 
 
 # ---------------------------------------------------------------- through a web server
@@ -461,7 +463,7 @@ def test_kill_9_during_push_and_pull_loses_and_doubles_nothing(tmp_path: Path) -
     )
     kills += _killed_at_any_moment(pulling, lambda: True)
     assert kills > 4
-    assert {r.to_json() for r in other.rows()} == {replace(r, origin="imported").to_json() for r in rows}
+    assert {r.to_json() for r in other.rows()} == {replace(as_shipped(r), origin="imported").to_json() for r in rows}
     with other.snapshot() as snapshot:
         assert snapshot.query("SELECT count(*) FROM stored").rows == ((300,),)
 

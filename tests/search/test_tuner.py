@@ -374,7 +374,7 @@ def test_a_schedule_is_tried_again_only_when_its_source_has_changed(tmp_path: Pa
 
         def stream(self, candidates: Sequence[Candidate], best_us: float | None = None) -> Iterator[Measurement]:
             for row in super().stream(candidates, best_us):
-                row = replace(row, source_digest=row.source_digest + self.mended)
+                row = replace(row, source_digest=self.mended + row.source_digest)
                 yield replace(row, status="correctness", samples_us=()) if fails else row
 
     def known_in(home: Path) -> int:
