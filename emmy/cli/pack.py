@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "build": "pack build --gpu h200 @gemma4-12b @gemma4-12b-server --out gemma4-12b-h200.emmypack",
-    "inspect": "pack inspect gemma4-12b-h200.emmypack",
+    "inspect": "pack inspect gemma4-12b-h200.emmypack --of @gemma4-12b",
     "verify": "pack verify gemma4-12b-h200.emmypack --depth rebuild",
     "load": "pack load gemma4-12b-h200.emmypack",
 }
@@ -35,6 +35,8 @@ def configure(parser: ArgumentParser) -> None:
     add_home(sub)
     sub = add_task("inspect", _inspect, "list what a pack holds, and why stock serves the rest")
     _file(sub)
+    sub.add_argument("--of", nargs="+", default=[], metavar="OP",
+                     help="who serves each case of these ops or sets, at the size that it is timed at")  # fmt: skip
     sub = add_task("verify", _verify, "check digests, sources that give the same binaries again, and answers")
     _file(sub)
     sub.add_argument("--depth", choices=("digests", "rebuild", "run"), default="run",
@@ -84,9 +86,34 @@ def _inspect(args: Namespace, screen: Screen) -> int:
 
     pack = Pack.open(args.file)
     _introduce(pack, screen)
+    if args.of:
+        return _inspect_cases(pack, args.of, screen)
     columns = {"op": "op", "sizes": "sizes", "use": "use", "time_us": "us", "stock_us": "stock us", "ratio": "ratio", "basis": "basis",
                "kernel": "kernel", "why": "why"}  # fmt: skip
     screen.rows("range", (_range(c, r) for c in pack.cases for r in c.ranges), columns)
+    return 0
+
+
+def _inspect_cases(pack: Pack, names: Sequence[str], screen: Screen) -> int:
+    """Who serves each case, and how many of each kind."""
+    from emmy.benchmark.cases import bench_cases
+
+    columns = {"case": "case", "kind": "kind", "sizes": "sizes", "use": "use", "time_us": "us", "stock_us": "stock us", "ratio": "ratio",
+               "why": "why"}  # fmt: skip
+    rows: list[dict[str, object]] = []
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    for c in bench_cases(names):
+        packed = pack.case(c.op)
+        serving = next((r for r in packed.ranges if r.lo <= (c.hint or 0) <= r.hi), None) if packed else None
+        lacking = {**dict.fromkeys(columns), "op": c.op.key, "use": "stock", "why": f"the pack has no {c.op}"}
+        about = _range(packed, serving) if packed and serving else lacking
+        rows.append({**about, "case": c.id, "kind": c.kind, "size": c.hint})
+        kinds[c.kind][str(about["use"])] += 1
+    screen.rows("case", rows, columns)
+    uses = {use: use for use in ("emmy", "predicted", "stock")}
+    screen.rows(
+        "served", ({"kind": kind, **{u: n[u] for u in uses}} for kind, n in kinds.items()), {"kind": "kind", **uses}
+    )
     return 0
 
 

@@ -132,6 +132,13 @@ def test_inspect_verify_and_load_say_what_a_pack_holds_and_that_it_is_right(
     assert code == 0 and head["predicted"] is True and "PREDICTED, never measured" in err
     assert [r["use"] for r in ranges if r["op"] == packs.OPEN] == ["stock", "emmy", "emmy"]
     assert {(r["use"], r["basis"]) for r in ranges if r["op"] == packs.GUESSED} == {("predicted", "predicted")}
+    lacking = "matmul:5x16x33:f32"
+    code, (_, *rows), _ = said(capsys, "pack", "inspect", path, "--of", packs.OPEN, packs.GUESSED, lacking)
+    cases = {r["op"]: (r["use"], r["why"]) for r in rows if r["record"] == "case"}
+    assert code == 0 and cases[packs.OPEN][0] == "emmy" and cases[packs.GUESSED][0] == "predicted"
+    assert cases[lacking] == ("stock", f"the pack has no {lacking}")
+    (kind,) = (r for r in rows if r["record"] == "served")
+    assert (kind["emmy"], kind["predicted"], kind["stock"]) == (1, 1, 1)
     code, (_, *found), err = said(capsys, "pack", "verify", path)
     assert code == 0 and len(found) == 4
     assert all((f["digests"], f["rebuild"], f["answers"]) == ("ok", "ok", "ok") and f["error"] < 1 for f in found)  # type: ignore[operator]
