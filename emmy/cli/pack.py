@@ -100,10 +100,10 @@ def _inspect_cases(pack: Pack, names: Sequence[str], screen: Screen) -> int:
 
     columns = {"case": "case", "kind": "kind", "sizes": "sizes", "use": "use", "time_us": "us", "stock_us": "stock us", "ratio": "ratio",
                "why": "why"}  # fmt: skip
-    rows: list[dict[str, object]] = []
+    held, rows = {case.op: case for case in pack.cases}, list[dict[str, object]]()
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for c in bench_cases(names):
-        packed = pack.case(c.op)
+        packed = held.get(c.op.key)
         serving = next((r for r in packed.ranges if r.lo <= (c.hint or 0) <= r.hi), None) if packed else None
         lacking = {**dict.fromkeys(columns), "op": c.op.key, "use": "stock", "why": f"the pack has no {c.op}"}
         about = _range(packed, serving) if packed and serving else lacking
