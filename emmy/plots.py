@@ -70,6 +70,8 @@ def calibration(name: str, exam: Exam, folder: Path) -> Path:
 
 def learning_curve(name: str, points: Sequence[CurvePoint], folder: Path) -> Path:
     """Top-1 and top-10 regret against the share of the card's rows, with donors and without; the best of what needs no model."""
+    from matplotlib.ticker import PercentFormatter
+
     figure = _figure((10.0, 4.5))
     for axes, field in zip(figure.subplots(1, 2), ("top1", "top10"), strict=True):
         for ranker in ("model", "nearest", "fixed", "random"):
@@ -83,8 +85,11 @@ def learning_curve(name: str, points: Sequence[CurvePoint], folder: Path) -> Pat
         axes.set(
             xlabel="share of the card's rows", ylabel=f"{field.replace('top', 'top-')} regret", yscale="log", title=name
         )
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks(PercentFormatter(xmax=1))
+        axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
         axes.grid(alpha=0.3, which="both")
-        axes.legend()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)  # a line may be anywhere within
     return _saved(figure, folder / f"curve-{_file_name(name)}.png")
 
 

@@ -10,7 +10,7 @@ from emmy.costmodel.donors import OTHER_ARCHITECTURE, DonorSamples, worth
 from emmy.costmodel.evaluate import ProblemScore
 from emmy.costmodel.exam import CurvePoint, Exam, Progress, examine, learning_curve, leave_gpu_out
 from emmy.costmodel.fit import Samples
-from emmy.costmodel.heldout import folds
+from emmy.costmodel.heldout import folds, problems_of
 from emmy.costmodel.recorded_samples import by_parameters, gemm_rows, siblings_of
 from emmy.costmodel.replayed import Replays
 from emmy.costmodel.retrain import usable_rows
@@ -24,10 +24,16 @@ RECORDED = "recorded"  # as a donor
 
 
 def judge_stored(home: Path, gpu: str, n_folds: int | None, on_progress: Progress) -> Exam:
-    """The exam of the target's stored rows. Raises UsageError when there is nothing to hold out."""
+    """The exam of the target's stored rows, by so many folds of ops, or by each op that has a problem to judge by.
+
+    Raises UsageError when there is nothing to hold out.
+    """
     samples = _samples(_ingested(home), gpu, on_progress)
     check_enough(samples, gpu)
-    return examine(samples, list(folds(samples, n_folds)), on_progress=on_progress)
+    splits = list(folds(samples, n_folds))
+    if n_folds is None:  # a model an op: none for those that would judge nothing
+        splits = [s for s in splits if any(problems_of(samples.take(s[1])))] or splits
+    return examine(samples, splits, on_progress=on_progress)
 
 
 def judge_across_gpus(home: Path, on_progress: Progress) -> tuple[ProblemScore, ...]:
