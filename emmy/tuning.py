@@ -75,14 +75,15 @@ class Tuning:
 
     def on(self, here: Measurer, alone: bool = False) -> list[TuneResult]:
         """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it."""
-        finished = Finished.of(self.requests, here.device, self.home, __version__)
+        tables = [g.table_key for g in self.groups if g.table_key is not None]
+        finished = Finished.of(self.requests, here.device, self.home, __version__, tables)
         n = max(1, min(self.terms.searches, len(self.groups)))
         if self.groups:
             self.on_event(finished.plan(self.requests, n))
         results = self._abreast(here, finished, n) if n > 1 else self._in_turn(here, finished)
         if not any(r.why == INTERRUPTED for r in results) and not self.stop.asked:
             finished.forget()
-        return [r for r in results if r.trials or alone]
+        return [r for r in results if r.trials or r.why != INTERRUPTED or alone]
 
     def _in_turn(self, here: Measurer, finished: Finished) -> list[TuneResult]:
         upkeep = Upkeep(self.home, self.target.name) if self.terms.model is None and len(self.requests) > 1 else None
@@ -107,6 +108,9 @@ class Tuning:
 def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
     """What came of a group's requests: one result of an op whose ranges were all tuned."""
     found: list[TuneResult] = []
+    if all(k in sitting.finished for k in group.keys):
+        sitting.on_event(Note(f"{group.op}: had been finished, and is left out now"))
+        return found
     for request in group.requests:
         if (result := sitting.run(request)) is None:
             continue
@@ -122,4 +126,6 @@ def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
         evidence = Measured.stored(sitting.home, group.op, group.target, group.threads)
         evidence.here, evidence.keep, evidence.on_event = sitting.here, keep, sitting.on_event
         settle(evidence, sitting.stop)
+        if not sitting.stop.asked:
+            sitting.finished.add(group.op.key)
         return evidence.table()
