@@ -225,9 +225,9 @@ class _Process:
                 raise EmmyError(
                     f"no process that searches can be started with {sys.executable!r}: {e.strerror}. Search here: --searches 1"
                 ) from None
+        self._has_said = False
         self._device_error: BaseException | None = None
-        self._server = threading.Thread(target=self._serve, args=(here, turns), name="emmy-search-device", daemon=True)
-        self._server.start()
+        threading.Thread(target=self._serve, args=(here, turns), name="emmy-search-device", daemon=True).start()
 
     def _serve(self, here: Measurer, turns: Turns) -> None:
         requests, answers = self._process.stdout, self._process.stdin
@@ -235,8 +235,6 @@ class _Process:
         with requests:
             try:
                 Served(here, requests, answers, turns).serve()
-            except BrokenPipeError:  # it was killed: whoever waits for it knows
-                pass
             except BaseException as e:  # noqa: BLE001  # a device that is gone, say: the search hears of the end, this thread's owner why
                 self._device_error = e
             with contextlib.suppress(BrokenPipeError):
@@ -248,6 +246,8 @@ class _Process:
         """What came of it; events are told as they come. Raises Lost, or what kept the device from measuring."""
         is_stopped = not self._send(asked)
         while True:
+            if of.stop.asked and not self._has_said:  # it is starting still: there is nothing to finish
+                return Told()
             if of.stop.asked and not is_stopped:
                 is_stopped = True
                 self._send(None)
@@ -255,6 +255,7 @@ class _Process:
                 said = self._connection.recv() if self._connection.poll(_LOOK_S) else None
             except (EOFError, OSError):  # OSError: it ended with something unread, or this end was closed by `close`
                 raise self._device_error or self._lost() from None
+            self._has_said = self._has_said or said is not None
             if isinstance(said, Told):
                 if said.error is not None and self._device_error is not None:
                     raise self._device_error
@@ -283,7 +284,6 @@ class _Process:
         self._process.kill()
         self._process.wait()
         self._connection.close()
-        self._server.join(_LOOK_S)
 
 
 def receive(connection: Connection) -> Asked | None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -49,7 +50,8 @@ def main(words: list[str]) -> int:
     threading.Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
     searching = _Searching(connection, here, stop)
     while (asked := jobs.get()) is not None:
-        connection.send(_told(searching, asked))
+        with suppress(BrokenPipeError):  # the parent is gone, and this process about to be killed
+            connection.send(_told(searching, asked))
     return 0
 
 

@@ -135,7 +135,7 @@ class Served:
                     raise DataError(f"a client of the device asked {str(other)[:100]!r}, which is no request")
 
     def _rows(self, candidates: Sequence[Candidate], best_us: float | None) -> None:
-        rows = self._measurer.begin(candidates, best_us, None, self._send)
+        rows = self._measurer.begin(candidates, best_us, None, self._pass_on)
         try:
             for word in self._requests:
                 if json.loads(word) != "next":
@@ -145,10 +145,9 @@ class Served:
             rows.close()
         self._say(json.dumps(_END))
 
-    def _send(self, row: Measurement) -> Measurement:
-        """From whatever thread. Of a client that was killed the loop above reads the end."""
-        with suppress(BrokenPipeError):
-            self._say(row.to_json())
+    def _pass_on(self, row: Measurement) -> Measurement:
+        """From whatever thread."""
+        self._say(row.to_json())
         return row
 
     def _heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str], rounds: int) -> None:
@@ -163,6 +162,7 @@ class Served:
         self._say(json.dumps({"rivals": [asdict(r) for r in found.rivals]}))
 
     def _say(self, line: str) -> None:
-        with self._lock:
+        """Of a client that was killed whoever reads its requests sees the end."""
+        with self._lock, suppress(BrokenPipeError):
             self._answers.write(line.encode() + b"\n")
             self._answers.flush()
