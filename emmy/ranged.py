@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.dataset import WAIT_S, Dataset
 from emmy.costmodel.evaluate import TOLERANCE
 from emmy.costmodel.recording import Keep
 from emmy.ir.dispatch import Range
@@ -194,9 +194,9 @@ class Measured(Evidence):
     _lost: set[tuple[Span, str]] = field(default_factory=set)
 
     @classmethod
-    def stored(cls, home: Path, op: Op, target: Target, threads: int) -> Measured:
+    def stored(cls, home: Path, op: Op, target: Target, threads: int, wait_s: float = WAIT_S) -> Measured:
         """What the dataset holds of the op's ranges on that many threads; the op itself is one."""
-        dataset = Dataset.of(home)
+        dataset = Dataset.of(home, wait_s)
         dataset.ingest()
         rows: dict[Span, list[Measurement]] = {}
         with dataset.snapshot() as s:

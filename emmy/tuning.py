@@ -12,6 +12,7 @@ from pathlib import Path
 
 from emmy import __version__
 from emmy.abreast import Asked, Searches
+from emmy.costmodel.dataset import PATIENCE_S
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
 from emmy.costmodel.upkeep import Upkeep
@@ -123,7 +124,7 @@ def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
 def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
     """The table of a group whose ranges were tuned, after races between neighbours."""
     with recording(sitting.home, "ranges", group.op.key, group.target.name, __version__) as keep:
-        evidence = Measured.stored(sitting.home, group.op, group.target, group.threads)
+        evidence = Measured.stored(sitting.home, group.op, group.target, group.threads, PATIENCE_S)
         evidence.here, evidence.keep, evidence.on_event = sitting.here, keep, sitting.on_event
         settle(evidence, sitting.stop)
         if not sitting.stop.asked:
