@@ -67,7 +67,7 @@ class Searches:
         self, here: Measurer, asked: Sequence[Asked], n: int, finished: Finished, on_event: Listener, stop: Stop
     ) -> None:
         self.here, self.finished, self.stop = here, finished, stop
-        self.turns = Turns(lambda: stop.asked)
+        self.turns = Turns(lambda: not self.goes_on)
         self._n, self._on_event, self._lock = n, on_event, threading.RLock()
         self._todo = dict(enumerate(asked))
         self._busy: dict[int, set[str]] = {}  # ops that are being searched, by group
@@ -136,7 +136,7 @@ class Searches:
     def keep(self, i: int, asked: Asked, told: Told) -> None:
         """What came of a group."""
         with self._lock:
-            if not self.stop.asked and (table := asked.group.table_key) is not None:
+            if self.goes_on and (table := asked.group.table_key) is not None:
                 self.finished.add(table)
             del self._busy[i]
             self._ended.notify_all()

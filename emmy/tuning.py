@@ -16,6 +16,7 @@ from emmy.costmodel.dataset import PATIENCE_S
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
 from emmy.costmodel.upkeep import Upkeep
+from emmy.errors import UsageError
 from emmy.ir.ops import Op
 from emmy.ir.target import Target
 from emmy.measure.measurer import Measurer
@@ -46,7 +47,7 @@ class Terms:
 
 @dataclass(slots=True)
 class Tuning:
-    """Ops on one target. Raises StaleModel for a model that the terms name and that cannot lead."""
+    """Ops on one target. Raises UsageError, or StaleModel for a model that the terms name and that cannot lead."""
 
     target: Target
     ops: Sequence[Op]
@@ -59,6 +60,8 @@ class Tuning:
 
     def __post_init__(self) -> None:
         t = self.terms
+        if t.searches < 1:
+            raise UsageError(f"searches is {t.searches}: at least one op is searched at a time")
         self.leader = load_model(t.model, self.target, self.home, self.on_event)
         by_value = sorted(self.ops, key=at_stake(self.target, t.threads, self.home), reverse=True)
         self.groups = tuple(

@@ -19,7 +19,7 @@ import pytest
 from emmy import api
 from emmy.abreast import Asked, Lost, Searches, _Process
 from emmy.cli import main
-from emmy.errors import EmmyError, IllegalMove, NoSuchDevice
+from emmy.errors import EmmyError, IllegalMove, NoSuchDevice, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
@@ -338,6 +338,11 @@ def test_races_that_wait_when_the_command_is_stopped_are_held_when_it_goes_on(tm
     n = len(rows(tmp_path))
     second = tune(tmp_path, 3)
     assert [r.raced for r in second] == [True, True] and len(rows(tmp_path)) == n, "nothing but races was left"
+
+
+def test_searches_are_counted_from_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="searches is 0"):
+        tune(tmp_path, 0)
 
 
 def test_collecting_takes_one_op_after_another_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
