@@ -19,15 +19,18 @@ from emmy.costmodel.upkeep import Upkeep
 from emmy.errors import UsageError
 from emmy.ir.ops import Op
 from emmy.ir.target import Target
+from emmy.measure.journal import RunHeader
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, settle
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
 from emmy.search.finished import Finished
 from emmy.search.ranges import RangeWinner
-from emmy.search.session import Request, at_stake, load_model
+from emmy.search.session import Request, at_stake, close_dead, load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+
+_RACES = "ranges"  # what journals of races between ranges say they are of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,13 @@ def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
 
 
 def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
-    """The table of a group whose ranges were tuned, after races between neighbours."""
-    with recording(sitting.home, "ranges", group.op.key, group.target.name, __version__) as keep:
+    """The table of a group whose ranges were tuned, after races between neighbours, those included that a kill cut short."""
+
+    def earlier(header: RunHeader) -> bool:
+        return (header.strategy, header.op, header.target) == (_RACES, group.op.key, group.target.name)
+
+    close_dead(sitting.home, earlier, sitting.on_event)
+    with recording(sitting.home, _RACES, group.op.key, group.target.name, __version__) as keep:
         evidence = Measured.stored(sitting.home, group.op, group.target, group.threads, PATIENCE_S)
         evidence.here, evidence.keep, evidence.on_event = sitting.here, keep, sitting.on_event
         settle(evidence, sitting.stop)

@@ -20,7 +20,7 @@ from emmy.ir.ops.op import Accumulate
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
-from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
+from emmy.measure.journal import Journal, RunHeader, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
 from emmy.records import Candidate, Device, Measurement, source_mark
 from emmy.search.budget import Budget
@@ -139,17 +139,22 @@ def _next_run_id(plan: Plan, request: Request, device: Device, home: Path, emmy_
 
 def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> None:
     """Close journals of interrupted runs of this op that the present request does not resume: their rows are known trials."""
+
+    def others(header: RunHeader) -> bool:
+        return header.run_id != keep and (header.op, header.target) == (request.op.key, request.target.name)
+
+    close_dead(home, others, on_event)
+
+
+def close_dead(home: Path, which: Callable[[RunHeader], bool], on_event: Listener) -> None:
+    """Closes those of the journals that nobody writes any more, so that their rows count."""
     for path in open_journals(home):
         try:
             header = read_journal(path).header
         except DataError as e:  # somebody else's run: it must not stop this one
             on_event(Note(str(e)))
             continue
-        if (
-            header.run_id != keep
-            and (header.op, header.target) == (request.op.key, request.target.name)
-            and not is_live(path)
-        ):
+        if which(header) and not is_live(path):
             Journal.reopen(path)[0].close()
 
 

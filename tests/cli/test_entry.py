@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import duckdb
 import pytest
 
 import emmy as package
@@ -232,6 +235,15 @@ def test_ctrl_c_outside_a_search_ends_with_130(emmy: Emmy, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "explain", interrupted)
+    assert emmy("explain", OP).code == 130
+
+
+def test_ctrl_c_within_a_query_of_the_database_ends_with_130_too(emmy: Emmy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def query(*_: object, **__: object) -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        duckdb.sql("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b").fetchall()
+
+    monkeypatch.setattr(api, "explain", query)
     assert emmy("explain", OP).code == 130
 
 

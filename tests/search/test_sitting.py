@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -19,7 +20,9 @@ from emmy.costmodel.retrain import TrainReport
 from emmy.costmodel.train import Verdict, train
 from emmy.costmodel.upkeep import Upkeep
 from emmy.measure.fake import FakeMeasurer
+from emmy.measure.journal import Journal, RunHeader, journal_path, read_journal
 from emmy.ranged import SETTLED
+from emmy.records import Candidate, new_id, now_utc
 from emmy.search import session, sitting
 from emmy.search.events import Event, Finished, Listener, Measured, Note, Started
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
@@ -73,6 +76,15 @@ def test_a_model_that_was_named_is_never_renewed(tmp_path: Path, monkeypatch: py
     assert api.tune(OPS[0], budget="2", strategy="random", home=tmp_path, measurer=measurer, fresh=True).trials == 2
 
 
+def killed_in_a_race(home: Path, op: str) -> str:
+    """The id of a row in the journal that a command leaves which is killed in races between ranges."""
+    (row,) = FakeMeasurer().race([Candidate(OPS[0], "")])
+    journal = Journal.create(journal_path(home, "dead"), RunHeader("dead", op, "cpu", "ranges", 0, ""))
+    journal.append(replace(row, id=new_id(), time_utc=now_utc()), 1.0)
+    journal.leave()
+    return read_journal(journal.path).rows[0].id
+
+
 @pytest.mark.parametrize("searches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_races_between_ranges_that_were_interrupted_are_held_when_the_command_goes_on(
     tmp_path: Path, searches: int
@@ -92,7 +104,9 @@ def test_races_between_ranges_that_were_interrupted_are_held_when_the_command_go
 
     tune(interrupt, stop)
     assert stop.asked
+    raced = killed_in_a_race(tmp_path, ops[0])
     results = tune(second.append)
+    assert raced in {r.id for r in Dataset(tmp_path).rows()}, "what a kill cut short counts, too"
     again = [e.op for e in second if isinstance(e, Started)]
     searched = [e.op for e in first if isinstance(e, Finished) and e.why != INTERRUPTED]
     assert not set(again) & set(searched) and sum("racing" in e.text for e in second if isinstance(e, Note))
