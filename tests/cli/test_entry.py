@@ -237,7 +237,7 @@ def test_ctrl_c_outside_a_search_ends_with_130(emmy: Emmy, monkeypatch: pytest.M
 
 def test_ctrl_c_within_a_query_of_the_database_ends_with_130_too(emmy: Emmy, monkeypatch: pytest.MonkeyPatch) -> None:
     def query(*_: object, **__: object) -> None:
-        raise RuntimeError("Query interrupted")  # as DuckDB 1.5 does where Python would raise KeyboardInterrupt
+        raise RuntimeError("Query interrupted")  # as DuckDB does where Python would raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "explain", query)
     assert emmy("explain", OP).code == 130
