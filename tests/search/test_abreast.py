@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,11 +20,12 @@ import pytest
 from emmy import api
 from emmy.abreast import Asked, Lost, Searches, _Process
 from emmy.cli import main
+from emmy.costmodel.dataset import Dataset
 from emmy.errors import EmmyError, IllegalMove, NoSuchDevice, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
-from emmy.measure.journal import read_journal
+from emmy.measure.journal import open_journals, read_journal
 from emmy.measure.measurer import Heat, Look, Measurer
 from emmy.measure.served import Turns
 from emmy.ranged import Group
@@ -199,6 +201,33 @@ def test_when_the_command_is_killed_its_searches_end_and_it_can_be_resumed(tmp_p
     said, errors = again.communicate(timeout=LIMIT_S)
     assert again.returncode == 0, errors
     assert before < len(rows(tmp_path)) == 60 * len(ops) and "resumed after" in errors, said
+
+
+@pytest.mark.slow
+def test_commands_whose_processes_are_killed_and_stopped_at_random_end_with_each_row_once(tmp_path: Path) -> None:
+    """An op among them is a size of its own and one of another op's ranges."""
+    rng, ops = random.Random(1), ("matmul:m(1..16)x96x128:f16", "matmul:1x96x128:f16", "matmul:64x96x128:f16")
+    words = (*FAKE, "0.03", *ops, "--gpu", "h200", "--budget", "40", "--strategy", "random", "--searches", "3")
+    for how in ("all", "command", "one", "stop", "command", "all"):
+        process, goal = start((*words, "--model", "roofline"), tmp_path), len(rows(tmp_path)) + rng.randrange(1, 16)
+        wait_until(lambda goal=goal: len(rows(tmp_path)) >= goal, process)  # type: ignore[misc]
+        for pid in {"all": children(process.pid), "one": children(process.pid)[:1]}.get(how, []):
+            os.kill(pid, signal.SIGKILL)
+        if how != "command":
+            time.sleep(rng.uniform(0.0, 0.5))
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 130, errors
+        else:
+            kill(process)
+    last = start((*words, "--model", "roofline"), tmp_path)
+    _, errors = last.communicate(timeout=LIMIT_S)
+    assert last.returncode == 0, errors
+    found = Counter((r.op, r.schedule) for r in rows(tmp_path))
+    assert set(found.values()) == {1} and sum(op == ops[2] for op, _ in found) == 40
+    written = [r for p in (tmp_path / "journal").rglob("*.jsonl") for r in read_journal(p).rows]
+    assert len(Dataset(tmp_path).rows()) == len(written)
+    assert not open_journals(tmp_path) and not list((tmp_path / "sittings").iterdir())
 
 
 def test_a_command_that_was_killed_behind_its_last_op_begins_anew_and_a_torn_line_counts_for_nothing(
