@@ -22,7 +22,7 @@ from pathlib import Path
 from emmy import config
 from emmy.errors import EmmyError
 from emmy.measure.measurer import Measurer
-from emmy.measure.served import serve
+from emmy.measure.served import Served, Turns
 from emmy.ranged import Group
 from emmy.search.events import Event, Listener, Note
 from emmy.search.events import Finished as RunEnded
@@ -53,7 +53,7 @@ class Told:
 
     results: tuple[TuneResult, ...] = ()
     trained: bool = False
-    error: EmmyError | None = None
+    error: EmmyError | OSError | None = None
 
 
 class Lost(EmmyError):
@@ -67,6 +67,7 @@ class Searches:
         self, here: Measurer, asked: Sequence[Asked], n: int, finished: Finished, on_event: Listener, stop: Stop
     ) -> None:
         self.here, self.finished, self.stop = here, finished, stop
+        self.turns = Turns(lambda: not self.goes_on)
         self._n, self._on_event, self._lock = n, on_event, threading.RLock()
         self._todo = dict(enumerate(asked))
         self._busy: dict[int, set[str]] = {}  # ops that are being searched, by group
@@ -84,9 +85,12 @@ class Searches:
             while any(lane.is_alive() for lane in lanes):
                 for lane in lanes:
                     lane.join(_LOOK_S)  # not for ever, so that Ctrl-C is heard
+        except BaseException as e:  # Ctrl-C twice: no lane begins anything behind the back of who called
+            self.fail(e)
+            raise
         finally:
             for lane in lanes:
-                lane.kill()
+                lane.end()
         if self._failed is not None:
             raise self._failed
         return [r for i in sorted(self._results) for r in self._results[i]]
@@ -98,21 +102,29 @@ class Searches:
         An op may be in several groups, as a size of its own and as a range of another: it is searched in the first, and then known.
         """
         with self._lock:
-            while self._todo and not self.stop.asked and self._failed is None:
+            while self._todo and self.goes_on:
                 busy = set().union(*self._busy.values())
-                free = (i for i, a in self._todo.items() if busy.isdisjoint(r.op.key for r in a.group.requests))
+                free = (i for i, a in self._todo.items() if busy.isdisjoint(a.group.keys))
                 if (i := next(free, None)) is None:
                     self._ended.wait(_LOOK_S)
                     continue
                 asked = self._todo.pop(i)
-                keys = [r.op.key for r in asked.group.requests]
-                done = tuple(k for k in keys if k in self.finished)
-                if len(done) == len(keys):
+                done = self.done(asked.group)
+                if len(done) == len(asked.group.keys):
                     self.tell(Note(f"{asked.group.op}: had been finished, and is left out now"))
                     continue
-                self._busy[i] = set(keys)
+                self._busy[i] = set(asked.group.keys)
                 return i, replace(asked, done=done, more=bool(self._todo), rows=self._rows)
             return None
+
+    def done(self, group: Group) -> tuple[str, ...]:
+        """What is left out of a group."""
+        return tuple(k for k in group.keys if k in self.finished)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything more is to be begun."""
+        return not self.stop.asked and self._failed is None
 
     def tell(self, event: Event) -> None:
         """One event, by one thread at a time."""
@@ -121,9 +133,11 @@ class Searches:
                 self.finished.add(event.op)
             self._on_event(event)
 
-    def keep(self, i: int, told: Told) -> None:
+    def keep(self, i: int, asked: Asked, told: Told) -> None:
         """What came of a group."""
         with self._lock:
+            if self.goes_on and (table := asked.group.table_key) is not None:
+                self.finished.add(table)
             del self._busy[i]
             self._ended.notify_all()
             self._results[i] = told.results
@@ -142,24 +156,26 @@ class _Lane(threading.Thread):
         super().__init__(name=f"emmy-search-{number}", daemon=True)
         self._of = of
         self._process: _Process | None = None
+        self._lock, self._over = threading.Lock(), False
 
     def run(self) -> None:
         try:
             while (found := self._of.next()) is not None:
-                self._of.keep(found[0], self._search(found[1]))
+                self._of.keep(*found, self._search(found[1]))
         except BaseException as e:  # noqa: BLE001  # raised by the thread that waits
             self._of.fail(e)
         finally:
-            self.kill()
+            self._kill()
 
     def _search(self, asked: Asked) -> Told:
         for attempt in range(1, _ATTEMPTS + 1):
-            self._process = self._process or _Process(self._of.here)
             try:
-                told = self._process.search(asked, self._of)
+                told = self._process_here().search(replace(asked, done=self._of.done(asked.group)), self._of)
             except Lost as e:
-                self.kill()
-                if attempt == _ATTEMPTS or self._of.stop.asked:
+                self._kill()
+                if self._of.stop.asked:  # what it had is in its journal
+                    return Told()
+                if attempt == _ATTEMPTS or not self._of.goes_on:
                     raise
                 self._of.tell(Note(f"{asked.group.op}: {e}; another goes on with its rows"))
                 continue
@@ -168,60 +184,92 @@ class _Lane(threading.Thread):
             return told
         raise AssertionError("an attempt returns or raises")
 
-    def kill(self) -> None:
-        process, self._process = self._process, None
+    def _process_here(self) -> _Process:
+        with self._lock:
+            if self._over:
+                raise Lost("the searches have ended")
+            self._process = self._process or _Process(self._of.here, self._of.turns)
+            return self._process
+
+    def _kill(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
         if process is not None:
             process.close()
+
+    def end(self) -> None:
+        """Ends the process, if there is one still, and begins no other."""
+        with self._lock:
+            self._over = True
+        self._kill()
 
 
 class _Process:
     """A process that searches, with a thread here that measures for it."""
 
-    def __init__(self, here: Measurer) -> None:
+    def __init__(self, here: Measurer, turns: Turns) -> None:
         self._connection, theirs = Pipe()
+        words = (theirs.fileno(), os.getpid(), log.getEffectiveLevel())
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "emmy.search_main", str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                env=config.child_env(**config.ONE_THREAD),
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "emmy.search_main", *map(str, words)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    pass_fds=(theirs.fileno(),),
+                    env=config.child_env(PYTHONPATH=os.pathsep.join(p for p in sys.path if p), **config.ONE_THREAD),
+                    start_new_session=True,  # a terminal's Ctrl-C is for this process, which says when to stop
+                )
+            except OSError as e:
+                self._connection.close()
+                raise EmmyError(
+                    f"no process that searches can be started with {sys.executable!r}: {e.strerror}. Search here: --searches 1"
+                ) from None
+        self._has_said = False
         self._device_error: BaseException | None = None
-        self._server = threading.Thread(target=self._serve, args=(here,), name="emmy-search-device", daemon=True)
-        self._server.start()
+        threading.Thread(target=self._serve, args=(here, turns), name="emmy-search-device", daemon=True).start()
 
-    def _serve(self, here: Measurer) -> None:
+    def _serve(self, here: Measurer, turns: Turns) -> None:
         requests, answers = self._process.stdout, self._process.stdin
         assert requests is not None and answers is not None
-        try:
-            serve(here, requests, answers)
-        except BrokenPipeError:  # it was killed: whoever waits for it knows
-            pass
-        except BaseException as e:  # noqa: BLE001  # a device that is gone, say: the search hears of the end, this thread's owner why
-            self._device_error = e
-        with contextlib.suppress(BrokenPipeError):
-            answers.close()
+        with requests:
+            try:
+                Served(here, requests, answers, turns).serve()
+            except BaseException as e:  # noqa: BLE001  # a device that is gone, say: the search hears of the end, this thread's owner why
+                self._device_error = e
+            with contextlib.suppress(BrokenPipeError):
+                answers.close()
+            for _ in requests:  # until it is gone, so that it has somebody to say it to
+                pass
 
     def search(self, asked: Asked, of: Searches) -> Told:
         """What came of it; events are told as they come. Raises Lost, or what kept the device from measuring."""
-        self._connection.send(asked)
-        is_stopped = False
+        is_stopped = not self._send(asked)
         while True:
+            if of.stop.asked and not self._has_said:  # it is starting still: there is nothing to finish
+                return Told()
             if of.stop.asked and not is_stopped:
                 is_stopped = True
-                with contextlib.suppress(BrokenPipeError):
-                    self._connection.send(None)
+                self._send(None)
             try:
                 said = self._connection.recv() if self._connection.poll(_LOOK_S) else None
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # OSError: it ended with something unread, or this end was closed by `close`
                 raise self._device_error or self._lost() from None
+            self._has_said = self._has_said or said is not None
             if isinstance(said, Told):
                 if said.error is not None and self._device_error is not None:
                     raise self._device_error
                 return said
             if said is not None:
                 of.tell(said)
+
+    def _send(self, asked: Asked | None) -> bool:
+        """False when the process is gone, which whoever reads hears next."""
+        try:
+            self._connection.send(asked)
+        except OSError:
+            return False
+        return True
 
     def _lost(self) -> Lost:
         try:
@@ -236,7 +284,6 @@ class _Process:
         self._process.kill()
         self._process.wait()
         self._connection.close()
-        self._server.join(_LOOK_S)
 
 
 def receive(connection: Connection) -> Asked | None:

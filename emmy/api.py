@@ -141,7 +141,7 @@ def tune(
               for several (`docs/fleet.md`)
     searches: ops that are searched at a time, each in a process of its own that asks this one to measure: a device serves
               several searches faster than one. On a CPU they would disturb what is timed. `on_event` is called by one
-              thread at a time; events of several ops mingle then
+              thread at a time, and events of several ops mingle; a `measurer` is asked by several threads at once
 
     Raises UsageError, NoSuchDevice (of a CPU, or an unknown name), DeviceBusy or StaleModel.
     """

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.dataset import WAIT_S, Dataset
 from emmy.costmodel.evaluate import TOLERANCE
 from emmy.costmodel.recording import Keep
 from emmy.ir.dispatch import Range
 from emmy.ir.ops import Op
 from emmy.ir.program import Sym
 from emmy.ir.target import Target
-from emmy.measure.measurer import Measurer
+from emmy.measure.measurer import Measurer, Withdrawn
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
@@ -43,6 +43,7 @@ from emmy.search.session import Request
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from emmy.winner import believed, is_raced, sums_wanted, undisturbed, with_sums
 
+SETTLED = "settled"  # why a result ended that only races between ranges were held for
 _NO_FAULT = ("ok", "device_lost")  # of the schedule
 
 
@@ -67,6 +68,17 @@ class Group:
         )
 
     @property
+    def table_key(self) -> str | None:
+        """What stands for the races between its ranges; None where there is one range."""
+        return self.op.key if len(self.requests) > 1 else None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all that is to be done."""
+        table = (self.table_key,) if self.table_key is not None else ()
+        return (*(r.op.key for r in self.requests), *table)
+
+    @property
     def said(self) -> str | None:
         """How the budget is divided, in a sentence; None where it is not."""
         n, each = len(self.requests), self.requests[0].budget
@@ -86,8 +98,11 @@ class Group:
     def result(
         self, found: Sequence[TuneResult], settled: Callable[[Group], tuple[RangeWinner, ...]]
     ) -> tuple[TuneResult, ...]:
-        """The op's one result; those of its ranges while some of them were not tuned, or nothing serves some size."""
-        whole = len(self.requests) > 1 and found and found[-1].why != INTERRUPTED
+        """The op's one result; those of its ranges while some of them were not tuned, or nothing serves some size.
+
+        found: of those of the ranges that the present command tuned, which may have been interrupted behind the last of them
+        """
+        whole = len(self.requests) > 1 and not (found and found[-1].why == INTERRUPTED)
         table = settled(self) if whole else ()
         if not table:
             return tuple(found)
@@ -96,8 +111,9 @@ class Group:
         for r in found:
             counts.update(r.counts)
         one = TuneResult(
-            op=self.op.key, target=self.target.name, best=top.row, finalists=(), default=found[0].default,
-            trials=sum(r.trials for r in found), counts=counts, elapsed_s=sum(r.elapsed_s for r in found), why=found[-1].why,
+            op=self.op.key, target=self.target.name, best=top.row, finalists=(), default=found[0].default if found else None,
+            trials=sum(r.trials for r in found), counts=counts, elapsed_s=sum(r.elapsed_s for r in found),
+            why=found[-1].why if found else SETTLED,
             run_id="", raced=top.row is not None and is_raced(top.row), resumed=sum(r.resumed for r in found),
             predicted=top.predicted, rejected=tuple(x for r in found for x in r.rejected),
             ranges=table if len(table) > 1 else (),
@@ -156,8 +172,12 @@ def settle(evidence: Evidence, stop: Stop) -> None:
             return
         held.update(todo)
         for race, last in todo:
-            if not stop.asked:
+            if stop.asked:
+                return
+            try:
                 evidence.hold(race, last=last)
+            except Withdrawn:
+                return
 
 
 # ---------------------------------------------------------------- measured
@@ -174,9 +194,9 @@ class Measured(Evidence):
     _lost: set[tuple[Span, str]] = field(default_factory=set)
 
     @classmethod
-    def stored(cls, home: Path, op: Op, target: Target, threads: int) -> Measured:
+    def stored(cls, home: Path, op: Op, target: Target, threads: int, wait_s: float = WAIT_S) -> Measured:
         """What the dataset holds of the op's ranges on that many threads; the op itself is one."""
-        dataset = Dataset.of(home)
+        dataset = Dataset.of(home, wait_s)
         dataset.ingest()
         rows: dict[Span, list[Measurement]] = {}
         with dataset.snapshot() as s:

@@ -6,10 +6,12 @@ its results go through a connection of their own. What libraries print goes to s
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -26,13 +28,20 @@ from emmy.search.sitting import Sitting
 from emmy.search.tuner import Stop
 from emmy.tuning import tuned
 
+log = logging.getLogger("emmy.search_main")
+
+
+class Fault(EmmyError):
+    """Something that is not to happen in a search."""
+
 
 def main(words: list[str]) -> int:
     """Searches what is asked until the parent closes its end."""
-    fd, parent = map(int, words)
+    fd, parent, level = map(int, words)
     if not die_with_parent(parent):
         return 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, which says when to stop
+    logging.basicConfig(level=level, format="%(name)s: %(message)s")
     connection = Connection(fd)
     here = ServedMeasurer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
@@ -41,12 +50,21 @@ def main(words: list[str]) -> int:
     threading.Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
     searching = _Searching(connection, here, stop)
     while (asked := jobs.get()) is not None:
-        try:
-            told = searching.answer(asked)
-        except EmmyError as e:
-            told = Told(error=e)
-        connection.send(told)
+        with suppress(BrokenPipeError):  # the parent is gone, and this process about to be killed
+            connection.send(_told(searching, asked))
     return 0
+
+
+def _told(searching: _Searching, asked: Asked) -> Told:
+    try:
+        return searching.answer(asked)
+    except (EmmyError, OSError) as e:
+        return Told(error=e)
+    except Exception as e:  # the loop of a worker: the command says what kept it from going on
+        log.exception("%s: a fault", asked.group.op)
+        return Told(
+            error=Fault(f"{asked.group.op}: a fault in Emmy: {type(e).__name__}: {e}. Please report what is above.")
+        )
 
 
 def _listen(connection: Connection, jobs: SimpleQueue[Asked | None], stop: Stop) -> None:
@@ -54,7 +72,7 @@ def _listen(connection: Connection, jobs: SimpleQueue[Asked | None], stop: Stop)
     while True:
         try:
             asked = receive(connection)
-        except EOFError:
+        except (EOFError, OSError):
             jobs.put(None)
             return
         if asked is None:
@@ -70,6 +88,8 @@ class _Searching:
 
     def answer(self, asked: Asked) -> Told:
         group = asked.group
+        if self._stop.asked:
+            return Told()
         if asked.model is None:
             self._upkeep = self._upkeep or Upkeep(asked.home, group.target.name)
             self._upkeep.new = asked.rows

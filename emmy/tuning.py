@@ -12,20 +12,25 @@ from pathlib import Path
 
 from emmy import __version__
 from emmy.abreast import Asked, Searches
+from emmy.costmodel.dataset import PATIENCE_S
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
 from emmy.costmodel.upkeep import Upkeep
+from emmy.errors import UsageError
 from emmy.ir.ops import Op
 from emmy.ir.target import Target
+from emmy.measure.journal import RunHeader
 from emmy.measure.measurer import Measurer
 from emmy.ranged import Group, Measured, settle
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
 from emmy.search.finished import Finished
 from emmy.search.ranges import RangeWinner
-from emmy.search.session import Request, at_stake, load_model
+from emmy.search.session import Request, at_stake, close_dead, load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+
+_RACES = "ranges"  # what journals of races between ranges say they are of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Terms:
 
 @dataclass(slots=True)
 class Tuning:
-    """Ops on one target. Raises StaleModel for a model that the terms name and that cannot lead."""
+    """Ops on one target. Raises UsageError, or StaleModel for a model that the terms name and that cannot lead."""
 
     target: Target
     ops: Sequence[Op]
@@ -58,6 +63,8 @@ class Tuning:
 
     def __post_init__(self) -> None:
         t = self.terms
+        if t.searches < 1:
+            raise UsageError(f"searches is {t.searches}: at least one op is searched at a time")
         self.leader = load_model(t.model, self.target, self.home, self.on_event)
         by_value = sorted(self.ops, key=at_stake(self.target, t.threads, self.home), reverse=True)
         self.groups = tuple(
@@ -75,14 +82,15 @@ class Tuning:
 
     def on(self, here: Measurer, alone: bool = False) -> list[TuneResult]:
         """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it."""
-        finished = Finished.of(self.requests, here.device, self.home, __version__)
+        tables = [g.table_key for g in self.groups if g.table_key is not None]
+        finished = Finished.of(self.requests, here.device, self.home, __version__, tables)
         n = max(1, min(self.terms.searches, len(self.groups)))
         if self.groups:
             self.on_event(finished.plan(self.requests, n))
         results = self._abreast(here, finished, n) if n > 1 else self._in_turn(here, finished)
         if not any(r.why == INTERRUPTED for r in results) and not self.stop.asked:
             finished.forget()
-        return [r for r in results if r.trials or alone]
+        return [r for r in results if r.trials or r.why != INTERRUPTED or alone]
 
     def _in_turn(self, here: Measurer, finished: Finished) -> list[TuneResult]:
         upkeep = Upkeep(self.home, self.target.name) if self.terms.model is None and len(self.requests) > 1 else None
@@ -107,6 +115,9 @@ class Tuning:
 def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
     """What came of a group's requests: one result of an op whose ranges were all tuned."""
     found: list[TuneResult] = []
+    if all(k in sitting.finished for k in group.keys):
+        sitting.on_event(Note(f"{group.op}: had been finished, and is left out now"))
+        return found
     for request in group.requests:
         if (result := sitting.run(request)) is None:
             continue
@@ -117,9 +128,16 @@ def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
 
 
 def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
-    """The table of a group whose ranges were tuned, after races between neighbours."""
-    with recording(sitting.home, "ranges", group.op.key, group.target.name, __version__) as keep:
-        evidence = Measured.stored(sitting.home, group.op, group.target, group.threads)
+    """The table of a group whose ranges were tuned, after races between neighbours, those included that a kill cut short."""
+
+    def earlier(header: RunHeader) -> bool:
+        return (header.strategy, header.op, header.target) == (_RACES, group.op.key, group.target.name)
+
+    close_dead(sitting.home, earlier, sitting.on_event)
+    with recording(sitting.home, _RACES, group.op.key, group.target.name, __version__) as keep:
+        evidence = Measured.stored(sitting.home, group.op, group.target, group.threads, PATIENCE_S)
         evidence.here, evidence.keep, evidence.on_event = sitting.here, keep, sitting.on_event
         settle(evidence, sitting.stop)
+        if not sitting.stop.asked:
+            sitting.finished.add(group.op.key)
         return evidence.table()

@@ -50,6 +50,7 @@ VERBS: tuple[Verb, ...] = (
     doctor.VERB,
 )
 INTERRUPTED = 130
+_BY_CTRL_C = "Query interrupted"  # what DuckDB makes of a KeyboardInterrupt within a query: a RuntimeError
 EXIT_CODES = "exit codes: 0 ok, 1 failed, 2 usage, 3 no such device, 4 wrong answer found, 130 interrupted"
 # Packages of the extras, by the name they are imported under.
 EXTRAS = {
@@ -82,14 +83,20 @@ def _run(args: Namespace, screen: Screen) -> int:
     except EmmyError as e:
         return screen.fail(e)
     except KeyboardInterrupt:
-        screen.say("interrupted; everything that was measured is kept")
-        return INTERRUPTED
+        return _interrupted(screen)
     except BrokenPipeError:
         raise
     except Exception as e:  # noqa: BLE001  # the edge: a user gets a sentence, `--verbose` the trace
+        if str(e) == _BY_CTRL_C:
+            return _interrupted(screen)
         if args.verbose:
             traceback.print_exc()
         return screen.fail(EmmyError(_sentence(e, verb)))
+
+
+def _interrupted(screen: Screen) -> int:
+    screen.say("interrupted; everything that was measured is kept")
+    return INTERRUPTED
 
 
 def _open_missing_streams() -> None:

@@ -130,6 +130,8 @@ def run(args: Namespace, screen: Screen) -> int:
         raise UsageError("--metrics-port tells of several devices: add --gpu all or --fleet ADDRESS")
     if args.searches and args.searches > 1 and args.gpu == "cpu" and not several:
         raise UsageError("--searches on a CPU would disturb what is timed there: leave it out")
+    if args.collect and (args.searches or args.ahead):
+        raise UsageError("--collect takes one op after another: leave out --searches and --ahead")
     if args.collect:
         return _collect(ops, args, stop, screen)
     failed: Mapping[str, EmmyError] = {}

@@ -31,6 +31,8 @@ from emmy.records import Measurement, Origin, Status
 log = logging.getLogger("emmy.costmodel.dataset")
 
 DATABASE = "emmy.duckdb"
+PATIENCE_S = 60.0  # of what has begun, and would end for it: other searches write, and people look
+WAIT_S = 5.0  # patience with another process
 _TURNS = threading.Lock()  # threads of one process would share the database too
 
 
@@ -62,14 +64,14 @@ class Dataset:
 
     home: Path
     shard_roots: tuple[Path, ...] = ()
-    wait_s: float = 5.0
+    wait_s: float = WAIT_S
 
     @classmethod
-    def of(cls, home: Path) -> Dataset:
+    def of(cls, home: Path, wait_s: float = WAIT_S) -> Dataset:
         """The dataset of a home, with the shards a checkout ships when the home is another folder."""
         checkout = config.checkout() if config.uses_shipped() else None
         shipped = (checkout / "datasets",) if checkout and checkout / "datasets" != home else ()
-        return cls(home, shipped)
+        return cls(home, shipped, wait_s)
 
     @property
     def database(self) -> Path:

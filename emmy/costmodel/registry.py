@@ -63,6 +63,11 @@ class ModelStore:
             return None
         return self._load(target, card, expected)
 
+    def version(self, target: str, digest: str) -> CostModel | None:
+        """A model that was kept, None without one. Raises as `deployed` does."""
+        text = self._version(target, digest)
+        return CostModel.load(text) if text.is_file() else None
+
     def keep(self, model: CostModel) -> Path:
         """The text file of the model among the versions, where it now is."""
         path = self._version(model.card.target, model.digest)
@@ -216,6 +221,17 @@ def model_roots(home: Path) -> tuple[Path, ...]:
     own = checkout / "models" if checkout and home == checkout / "datasets" else home / "models"
     shipped = (*((checkout / "models",) if checkout else ()), Path(__file__).parent.parent / "models")
     return (own, *(shipped if config.uses_shipped() else ()))
+
+
+def kept(target: str, digest: str, roots: Sequence[Path]) -> CostModel | None:
+    """The version of that digest, in use or not; None where no root has it, or this Emmy cannot use it."""
+    for root in dict.fromkeys(roots):
+        try:
+            if (model := ModelStore(root).version(target, digest)) is not None:
+                return model
+        except DataError:  # StaleModel included
+            continue
+    return None
 
 
 def find(target: str, roots: Sequence[Path]) -> CostModel | None:

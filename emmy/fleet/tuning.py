@@ -141,11 +141,15 @@ def tune_on(
     listeners.insert(0, board)
     with board, _metrics(metrics_port, board.status):
         threads = [_Searching(tuning, pool) for tuning, pool in kinds]
-        for thread in threads:
-            thread.start()
-        while any(t.is_alive() for t in threads):
+        try:
             for thread in threads:
-                thread.join(_LOOK_S)  # not for ever, so that Ctrl-C is heard
+                thread.start()
+            while any(t.is_alive() for t in threads):
+                for thread in threads:
+                    thread.join(_LOOK_S)  # not for ever, so that Ctrl-C is heard
+        except BaseException:  # nothing goes on behind the back of who called
+            stop.asked = True
+            raise
     for thread in threads:
         if thread.error is not None and not isinstance(thread.error, EmmyError):
             raise thread.error

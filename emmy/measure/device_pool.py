@@ -54,6 +54,10 @@ class DevicePool(Measurer):
         n = len(self._desk.members)
         return min(_MOST_AHEAD, 1 + ceil(_OUT * n / BATCH)) if n > 1 else 1
 
+    @property
+    def at_once(self) -> int:
+        return max(1, len(self._desk.members))
+
     def join(self, member: Member) -> None:
         """One more device, which gets work at once."""
         self._desk.join(member)

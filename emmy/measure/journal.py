@@ -81,8 +81,9 @@ class Journal:
         fd = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
             _lock(fd, path)
+            os.ftruncate(fd, 0)  # one of the same number may have been killed here; in a container all have it
             _write(fd, _line({"run": asdict(header)}))
             os.rename(temporary, path)
             _sync_folder(path.parent)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from emmy.codegen.build import source
-from emmy.errors import UsageError
+from emmy.errors import EmmyError, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.records import Candidate, Device, Measurement, Status
@@ -43,6 +43,10 @@ class Heat:
 
     rows: tuple[Measurement, ...]
     rivals: tuple[Rivalled, ...]
+
+
+class Withdrawn(EmmyError):
+    """What was asked had not begun when whoever asked was told to stop, and will not."""
 
 
 # (schedule, static facts of its binary, best time so far) -> predicted time in microseconds of what need not be timed.
@@ -100,6 +104,8 @@ class Measurer(ABC):
 
         Where the first of the rivals is there, each row carries its median as `baseline_us` and, as static facts, the ratio
         over the rounds: `speedup` (above 1: the candidate wins), `speedup_low` and `speedup_high`.
+
+        Raises Withdrawn where several searches share the device, and were told to stop before the heat began.
         """
 
     def race(self, candidates: Sequence[Candidate], rounds: int = 7, against: str = "") -> list[Measurement]:
@@ -120,6 +126,11 @@ class Measurer(ABC):
     @property
     def ahead(self) -> int:
         """How many batches of `BATCH` candidates must be begun at once to keep it busy."""
+        return 1
+
+    @property
+    def at_once(self) -> int:
+        """How many things it measures at a time."""
         return 1
 
     def begin(self, candidates: Sequence[Candidate], best_us: float | None, look: Look | None, keep: Keep) -> Rows:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from emmy.codegen.files import whole_lines
+from emmy.codegen.files import appearing, whole_lines
 from emmy.records import Device
 from emmy.search.events import Planned
 from emmy.search.session import Request
@@ -26,8 +26,13 @@ class Finished:
         self._path, self._keys, self._lock = path, set(keys), threading.Lock()
 
     @classmethod
-    def of(cls, requests: Sequence[Request], device: Device, home: Path, emmy_version: str) -> Self:
-        """Of the command that asks for these: empty unless it was interrupted. Of one request, or fresh ones, nothing is kept."""
+    def of(
+        cls, requests: Sequence[Request], device: Device, home: Path, emmy_version: str, tables: Iterable[str] = ()
+    ) -> Self:
+        """Of the command that asks for these: empty unless it was interrupted. Of one request, or fresh ones, nothing is kept.
+
+        tables: keys of ops whose ranges are among the requests, and are raced when they were tuned
+        """
         if len(requests) < 2 or any(r.fresh for r in requests):
             return cls()
         said = [f"{device.product} {device.uuid_hash} {emmy_version}"]
@@ -36,7 +41,7 @@ class Finished:
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
         path = home / "sittings" / f"{digest}.txt"
         found = cls(path, whole_lines(path))
-        if all(r.op.key in found for r in requests):  # killed between the last op and `forget`
+        if all(k in found for k in (*(r.op.key for r in requests), *tables)):  # killed between the last op and `forget`
             found.forget()
         return found
 
@@ -49,12 +54,12 @@ class Finished:
         return Planned(requests[0].target.name, len(keys), len(keys & self._keys), abreast)
 
     def add(self, key: str) -> None:
-        """The op's run has ended."""
+        """The op's run has ended, or its ranges were raced."""
         with self._lock:
             self._keys.add(key)
             if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._path.write_text("".join(f"{k}\n" for k in sorted(self._keys)), encoding="utf-8")
+                with appearing(self._path) as new:
+                    new.write_text("".join(f"{k}\n" for k in sorted(self._keys)), encoding="utf-8")
 
     def forget(self) -> None:
         """The command has ended: asked for again, it begins anew."""

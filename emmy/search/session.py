@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from emmy.costmodel.dataset import Dataset
+from emmy.costmodel.dataset import PATIENCE_S, Dataset
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.model_files import found
 from emmy.costmodel.recording import try_ingest
-from emmy.costmodel.registry import find, model_roots
+from emmy.costmodel.registry import find, kept, model_roots
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError, PlanError, StaleModel, UsageError
 from emmy.ir.ops import Op
@@ -20,7 +20,7 @@ from emmy.ir.ops.op import Accumulate
 from emmy.ir.roofline import roofline_us
 from emmy.ir.schedule import sums_of
 from emmy.ir.target import Target
-from emmy.measure.journal import Journal, is_live, journal_path, open_journals, read_journal
+from emmy.measure.journal import Journal, RunHeader, is_live, journal_path, open_journals, read_journal
 from emmy.measure.measurer import Measurer
 from emmy.records import Candidate, Device, Measurement, source_mark
 from emmy.search.budget import Budget
@@ -76,7 +76,7 @@ def open_run(
 ) -> Run:
     """A run ready to go: the interrupted one with the same request if there is one, else a new one that knows earlier rows."""
     space = ScheduleSpace(request.op, request.target, request.threads, request.sums)
-    plan, device = _plan(request, model), measurer.device
+    plan, device = _plan(request, model.digest if model else ""), measurer.device
     run_id = _next_run_id(plan, request, device, home, emmy_version)
     _set_aside(request, home, "" if request.fresh else run_id, on_event)
     run_id = _next_run_id(plan, request, device, home, emmy_version)
@@ -100,9 +100,32 @@ def open_run(
     return Run(plan, run_id, space, strategy, measurer, home, emmy_version, on_event, stop or Stop(), races, look)
 
 
-def _plan(request: Request, model: CostModel | None) -> Plan:
+def leading(
+    request: Request, model: CostModel | None, measurer: Measurer, home: Path, emmy_version: str
+) -> CostModel | None:
+    """Who is to lead: the model; or who led the request's run that was interrupted, where another model was deployed since."""
     digest = model.digest if model else ""
-    return Plan(request.op.key, request.target.name, request.strategy, request.seed, request.budget, digest)
+
+    def run_id(digest: str) -> str:
+        return _next_run_id(_plan(request, digest), request, measurer.device, home, emmy_version)
+
+    if request.fresh or journal_path(home, run_id(digest)).exists():
+        return model
+    for path in open_journals(home):
+        try:
+            header = read_journal(path).header
+        except DataError:  # `open_run` says so
+            continue
+        if header.op != request.op.key or header.run_id != run_id(header.model):
+            continue
+        led = kept(request.target.name, header.model, model_roots(home)) if header.model else None
+        if led is not None or not header.model:
+            return led
+    return model
+
+
+def _plan(request: Request, model: str) -> Plan:
+    return Plan(request.op.key, request.target.name, request.strategy, request.seed, request.budget, model)
 
 
 def _next_run_id(plan: Plan, request: Request, device: Device, home: Path, emmy_version: str) -> str:
@@ -116,17 +139,22 @@ def _next_run_id(plan: Plan, request: Request, device: Device, home: Path, emmy_
 
 def _set_aside(request: Request, home: Path, keep: str, on_event: Listener) -> None:
     """Close journals of interrupted runs of this op that the present request does not resume: their rows are known trials."""
+
+    def others(header: RunHeader) -> bool:
+        return header.run_id != keep and (header.op, header.target) == (request.op.key, request.target.name)
+
+    close_dead(home, others, on_event)
+
+
+def close_dead(home: Path, which: Callable[[RunHeader], bool], on_event: Listener) -> None:
+    """Closes those of the journals that nobody writes any more, so that their rows count."""
     for path in open_journals(home):
         try:
             header = read_journal(path).header
         except DataError as e:  # somebody else's run: it must not stop this one
             on_event(Note(str(e)))
             continue
-        if (
-            header.run_id != keep
-            and (header.op, header.target) == (request.op.key, request.target.name)
-            and not is_live(path)
-        ):
+        if which(header) and not is_live(path):
             Journal.reopen(path)[0].close()
 
 
@@ -146,7 +174,7 @@ def _start(request: Request, space: ScheduleSpace, measurer: Measurer, home: Pat
     device = measurer.device
     if why := try_ingest(home):
         on_event(Note(why))
-    with Dataset.of(home).snapshot() as snapshot:
+    with Dataset.of(home, PATIENCE_S).snapshot() as snapshot:
         rows = snapshot.rows(op=request.op.key, target=request.target.name, origins=("measured", "imported"))
         winners = fastest(snapshot, request.target, request.threads)
     here = [r for r in rows if r.device.product == device.product and r.protocol.threads == request.threads]
@@ -173,7 +201,7 @@ def _start(request: Request, space: ScheduleSpace, measurer: Measurer, home: Pat
 
 def _elsewhere(request: Request, space: ScheduleSpace, device: Device, home: Path) -> tuple[str, ...]:
     """The winners of this problem and the nearest others on other cards, or on other processors; the nearest first."""
-    with Dataset.of(home).snapshot() as snapshot:
+    with Dataset.of(home, PATIENCE_S).snapshot() as snapshot:
         winners = snapshot.query(
             "SELECT target, product, op, arg_min(schedule, list_median(samples_us)) FROM measurement "
             "WHERE status = 'ok' GROUP BY target, product, op ORDER BY target, product, op"

@@ -12,7 +12,7 @@ from emmy.costmodel.upkeep import Upkeep
 from emmy.measure.measurer import Measurer
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.finished import Finished
-from emmy.search.session import Request, load_model, open_run
+from emmy.search.session import Request, leading, load_model, open_run
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 
 
@@ -37,7 +37,10 @@ class Sitting:
         if request.op.key in self.finished:
             self.on_event(Note(f"{request.op}: had been finished, and is left out now"))
             return None
-        run = open_run(request, self.here, self.home, self.emmy_version, self.leader, self.on_event, self.stop)
+        leader = self.leader
+        if self.upkeep is not None:  # which may have renewed it between the op's beginning and an interruption
+            leader = leading(request, leader, self.here, self.home, self.emmy_version)
+        run = open_run(request, self.here, self.home, self.emmy_version, leader, self.on_event, self.stop)
         result = run.go()
         if why := try_ingest(self.home):
             self.on_event(Note(why))

@@ -19,7 +19,7 @@ from emmy.errors import DataError
 from emmy.ir.dispatch import Dispatch
 from emmy.ir.roofline import roofline_us
 from emmy.measure.journal import RunHeader, closed_path, journal_path
-from emmy.measure.measurer import BATCH, Measurer, Rows, Speedup
+from emmy.measure.measurer import BATCH, Measurer, Rows, Speedup, Withdrawn
 from emmy.records import Candidate, Measurement, now_utc
 from emmy.search.budget import Budget
 from emmy.search.events import Finished, Listener, Measured, Note, Racing, Started, ignore
@@ -204,8 +204,7 @@ class Run:
         )
         self._journal.begin()
         try:
-            why = self._search()
-            finalists = self._race() if self.races and why != INTERRUPTED else ()
+            why, finalists = self._search_and_race()
         except BaseException:
             self._journal.leave()
             raise
@@ -215,6 +214,17 @@ class Run:
             self._journal.close()
         self.on_event(Finished(plan.op, why, len(self.rows), self._elapsed_s, plan.target))
         return self._result(why, finalists)
+
+    def _search_and_race(self) -> tuple[str, tuple[Measurement, ...]]:
+        why = self._search()
+        if not self.races or why == INTERRUPTED:
+            return why, ()
+        if self.stop.asked:  # the same command comes to this point again
+            return INTERRUPTED, ()
+        try:
+            return why, self._race()
+        except Withdrawn:
+            return INTERRUPTED, ()
 
     def _header(self) -> RunHeader:
         p = self.plan

@@ -235,6 +235,14 @@ def test_ctrl_c_outside_a_search_ends_with_130(emmy: Emmy, monkeypatch: pytest.M
     assert emmy("explain", OP).code == 130
 
 
+def test_ctrl_c_within_a_query_of_the_database_ends_with_130_too(emmy: Emmy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def query(*_: object, **__: object) -> None:
+        raise RuntimeError("Query interrupted")  # as DuckDB does where Python would raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "explain", query)
+    assert emmy("explain", OP).code == 130
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = f"{sys.executable} -m emmy show plan:all | head -n 1; echo ${{PIPESTATUS[0]}}"

@@ -194,3 +194,15 @@ def test_a_killed_writer_loses_no_row_it_had_reported(tmp_path: Path, make_row) 
         process.stdout.close()
         assert reported <= len(read_journal(path).rows) <= reported + 1
         assert not is_live(path)
+
+
+def test_what_one_of_the_same_number_left_when_it_was_killed_does_not_keep_a_journal_from_being_made(
+    tmp_path: Path,
+) -> None:
+    """In a container every tuner may have the same process id."""
+    path = journal_path(tmp_path, "r")
+    path.parent.mkdir()
+    path.with_name(f".{path.name}.{os.getpid()}.tmp").write_text("half a hea")
+    with Journal.create(path, HEADER):
+        assert read_journal(path).header == HEADER
+    assert [p.name for p in path.parent.iterdir()] == [closed_journals(tmp_path)[0].name]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
+from _thread import interrupt_main
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +137,21 @@ def test_of_several_ops_of_a_card_each_is_told_and_the_time_left_is_of_all(
         (kind,) = board.status().kinds
         assert [s.op for s in kind.searches] == [other.op] and kind.ops_done == 2
         assert f'op="{OP}"' not in scraped(board.status())
+
+
+def test_nothing_goes_on_behind_a_program_that_was_interrupted(tmp_path: Path) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Measured) and event.n == 3:
+            interrupt_main()
+
+    terms = Terms(parse_budget("100000"), "random", 0, 1, False, True, 0, "roofline")
+    with pool("h200", 2) as devices:
+        with pytest.raises(KeyboardInterrupt):
+            tune_on({"h200": devices}, [parse_op(OP)], terms, tmp_path, interrupt)
+        for thread in threading.enumerate():
+            if thread.name == "emmy-h200":
+                thread.join(9)
+                assert not thread.is_alive()
 
 
 @pytest.mark.slow

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import subprocess
+import sys
+import threading
 import time
+from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe
@@ -13,21 +18,25 @@ from pathlib import Path
 import pytest
 
 from emmy import api
+from emmy.abreast import Asked, Lost, Searches, _Process
 from emmy.cli import main
-from emmy.errors import EmmyError, IllegalMove, NoSuchDevice
+from emmy.costmodel.dataset import Dataset
+from emmy.errors import EmmyError, IllegalMove, NoSuchDevice, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
-from emmy.measure.journal import read_journal
-from emmy.measure.measurer import Look, Measurer
+from emmy.measure.journal import open_journals, read_journal
+from emmy.measure.measurer import Heat, Look, Measurer
+from emmy.measure.served import Turns
+from emmy.ranged import Group
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import parse_budget
-from emmy.search.events import Event, Listener, Measured, Note, ignore
+from emmy.search.events import Event, Listener, Measured, Note, Racing, ignore
 from emmy.search.events import Finished as RunEnded
 from emmy.search.finished import Finished
 from emmy.search.session import Request
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
-from tests.search.test_kill import FAKE, LIMIT_S, kill, start, wait_until
+from tests.search.test_kill import FAKE, LIMIT_S, ROOT, kill, start, wait_until
 
 OPS = ("matmul:64x96x128:f32", "matmul:32x96x128:f32", "matmul:16x96x128:f32")
 BUDGET = 12
@@ -194,6 +203,33 @@ def test_when_the_command_is_killed_its_searches_end_and_it_can_be_resumed(tmp_p
     assert before < len(rows(tmp_path)) == 60 * len(ops) and "resumed after" in errors, said
 
 
+@pytest.mark.slow
+def test_commands_whose_processes_are_killed_and_stopped_at_random_end_with_each_row_once(tmp_path: Path) -> None:
+    """An op among them is a size of its own and one of another op's ranges."""
+    rng, ops = random.Random(1), ("matmul:m(1..16)x96x128:f16", "matmul:1x96x128:f16", "matmul:64x96x128:f16")
+    words = (*FAKE, "0.03", *ops, "--gpu", "h200", "--budget", "40", "--strategy", "random", "--searches", "3")
+    for how in ("all", "command", "one", "stop", "command", "all"):
+        process, goal = start((*words, "--model", "roofline"), tmp_path), len(rows(tmp_path)) + rng.randrange(1, 16)
+        wait_until(lambda goal=goal: len(rows(tmp_path)) >= goal, process)  # type: ignore[misc]
+        for pid in {"all": children(process.pid), "one": children(process.pid)[:1]}.get(how, []):
+            os.kill(pid, signal.SIGKILL)
+        if how != "command":
+            time.sleep(rng.uniform(0.0, 0.5))
+            os.kill(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 130, errors
+        else:
+            kill(process)
+    last = start((*words, "--model", "roofline"), tmp_path)
+    _, errors = last.communicate(timeout=LIMIT_S)
+    assert last.returncode == 0, errors
+    found = Counter((r.op, r.schedule) for r in rows(tmp_path))
+    assert set(found.values()) == {1} and sum(op == ops[2] for op, _ in found) == 40
+    written = [r for p in (tmp_path / "journal").rglob("*.jsonl") for r in read_journal(p).rows]
+    assert len(Dataset(tmp_path).rows()) == len(written)
+    assert not open_journals(tmp_path) and not list((tmp_path / "sittings").iterdir())
+
+
 def test_a_command_that_was_killed_behind_its_last_op_begins_anew_and_a_torn_line_counts_for_nothing(
     tmp_path: Path,
 ) -> None:
@@ -209,3 +245,135 @@ def test_a_command_that_was_killed_behind_its_last_op_begins_anew_and_a_torn_lin
     again.add(OPS[1])
     again.add(OPS[2])
     assert not any(op in Finished.of(requests, device, tmp_path, "1") for op in OPS) and not path.exists()
+
+
+# ---------------------------------------------------------------- what was broken once
+def test_a_process_that_dies_between_two_ops_is_lost_and_nothing_else(tmp_path: Path) -> None:
+    process = _Process(FakeMeasurer(), Turns(lambda: False))
+    os.kill(process._process.pid, signal.SIGKILL)
+    process._process.wait()
+    requests = [Request(parse_op(op), load_target("cpu"), "random", 0, parse_budget("3"), 1) for op in OPS]
+    searches = Searches(FakeMeasurer(), (), 1, Finished(), ignore, Stop())
+    with pytest.raises(Lost, match="killed by signal 9"):
+        process.search(Asked(Group(requests[0].op, tuple(requests)), tmp_path, None), searches)
+    process.close()
+
+
+@pytest.mark.slow
+def test_an_op_that_had_ended_when_its_process_was_killed_is_not_searched_again(tmp_path: Path) -> None:
+    heard: list[Event] = []
+
+    def kill_all(event: Event) -> None:
+        if isinstance(event, RunEnded) and not any(isinstance(e, RunEnded) for e in heard):
+            for pid in children():
+                os.kill(pid, signal.SIGKILL)
+        heard.append(event)
+
+    tune(tmp_path, 2, on_event=kill_all)
+    assert Counter(e.op for e in heard if isinstance(e, RunEnded)) == dict.fromkeys(OPS, 1)
+    assert Counter(r.op for r in rows(tmp_path)) == dict.fromkeys(OPS, BUDGET)
+
+
+@pytest.mark.slow
+def test_nothing_goes_on_behind_a_program_that_was_interrupted(tmp_path: Path) -> None:
+    heard: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Measured) and event.n == 3:
+            interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path, 2, on_event=interrupt)
+    for thread in threading.enumerate():
+        if thread.name.startswith("emmy-search-") and thread.name != "emmy-search-device":
+            thread.join(LIMIT_S)
+    assert not children() and len(rows(tmp_path)) < BUDGET * len(OPS)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_while_the_searches_start_reaches_none_of_them(tmp_path: Path) -> None:
+    ops = [f"matmul:{m}x4096x3840:f16:nk" for m in (64, 128)]
+    words = (*FAKE, "0.01", *ops, "--gpu", "h200", "--budget", "60", "--strategy", "random", "--searches", "2")
+    process = start(words, tmp_path)
+    wait_until(lambda: bool(children(process.pid)), process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+
+
+_SCRIPT = """
+import sys
+sys.path = [p for p in sys.path if "emmy" not in p]
+sys.path.insert(1, {root!r})
+from pathlib import Path
+from emmy import api
+from emmy.measure.fake import FakeMeasurer
+found = api.tune({ops!r}, budget="3", strategy="random", home=Path({home!r}), measurer=FakeMeasurer(), searches=2)
+print([r.trials for r in found])
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_another_folder_needs_no_main_guard_and_may_have_a_module_named_as_one_of_ours(
+    tmp_path: Path,
+) -> None:
+    """The searches import what their program imports, and not what lies where it was started."""
+    (tmp_path / "queue.py").write_text("raise RuntimeError('no queue')")
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "it.py").write_text(_SCRIPT.format(root=str(ROOT), ops=OPS[:2], home=str(tmp_path / "home")))
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(folder / "it.py")], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.stdout == "[3, 3]\n", done.stderr
+
+
+@pytest.mark.slow
+def test_an_error_of_the_system_is_told_as_it_is_told_in_turn(tmp_path: Path) -> None:
+    (tmp_path / "studies").write_text("no folder")
+    for searches in (1, 2):
+        with pytest.raises(FileExistsError, match="studies"):
+            api.tune(OPS, budget="30", strategy="optuna", home=tmp_path, measurer=FakeMeasurer(), searches=searches)
+
+
+class SlowRaces(FakeMeasurer):
+    """A device whose races wait until all searches have come to theirs."""
+
+    def __init__(self, over: Stop) -> None:
+        super().__init__()
+        self.over, self.n_races = over, 0
+
+    def heat(self, op: str, schedules: Sequence[str], rivals: Sequence[str] = ("",), rounds: int = 7) -> Heat:
+        self.n_races += 1
+        deadline = time.monotonic() + LIMIT_S
+        while not self.over.asked and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return super().heat(op, schedules, rivals, rounds)
+
+
+@pytest.mark.slow
+def test_races_that_wait_when_the_command_is_stopped_are_held_when_it_goes_on(tmp_path: Path) -> None:
+    heard, stop = list[Event](), Stop()
+
+    def stop_in_races(event: Event) -> None:
+        heard.append(event)
+        stop.asked = stop.asked or len([e for e in heard if isinstance(e, Racing)]) == len(OPS)
+
+    device = SlowRaces(stop)
+    first = tune(tmp_path, 3, device, stop_in_races, stop)
+    assert device.n_races == 1 == sum(r.raced for r in first), "the one that was being held"
+    n = len(rows(tmp_path))
+    second = tune(tmp_path, 3)
+    assert [r.raced for r in second] == [True, True] and len(rows(tmp_path)) == n, "nothing but races was left"
+
+
+def test_searches_are_counted_from_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="searches is 0"):
+        tune(tmp_path, 0)
+
+
+def test_collecting_takes_one_op_after_another_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *OPS, "--collect", "--gpu", "h200", "--searches", "2", "--home", str(tmp_path)]) == 2
+    assert "--collect takes one op after another" in capsys.readouterr().err
