@@ -37,7 +37,7 @@ from emmy.costmodel.exchange import export_shard
 from emmy.ir.target import load_target
 from emmy.measure.journal import Journal, closed_journals, is_live, open_journals
 from emmy.measure.measurer import Heat, Look, Measurer
-from emmy.measure.served import ServedMeasurer, serve
+from emmy.measure.served import Served, ServedMeasurer, Turns
 from emmy.records import Candidate, Device, Measurement
 from emmy.search.tuner import TuneResult
 from emmy.workloads import op_texts
@@ -266,7 +266,7 @@ class Collection:
             self.children.add(child)
             assert child.stdin is not None and child.stdout is not None
             try:
-                serve(self.measurer, child.stdout, child.stdin)
+                Served(self.measurer, child.stdout, child.stdin, Turns(lambda: False)).serve()
             except BrokenPipeError:
                 pass
             finally:

@@ -40,7 +40,7 @@ from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.measure.journal import Journal, RunHeader, journal_path
 from emmy.measure.measurer import Measurer
-from emmy.measure.served import ServedMeasurer, serve
+from emmy.measure.served import Served, ServedMeasurer, Turns
 from emmy.records import Candidate, new_id, now_utc
 from emmy.search.registry import STRATEGIES, make_strategy
 from emmy.search.schedule_space import ScheduleSpace
@@ -205,7 +205,7 @@ def lane(
         late = threading.Timer(left_s + 5, child.kill)  # a proposal that takes too long
         late.start()
         try:
-            serve(measurer, child.stdout, child.stdin)
+            Served(measurer, child.stdout, child.stdin, Turns(lambda: False)).serve()
         except BrokenPipeError:
             pass
         finally:

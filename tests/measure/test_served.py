@@ -162,3 +162,12 @@ def test_races_that_have_not_begun_are_withdrawn_and_the_one_that_has_is_ended()
     racing[0].join(9)
     assert [r.candidate for r in raced] == [GOOD]
     assert clients[1].measurer.measure([GOOD])[0].status == "ok", "a client may go on"
+
+
+def test_a_server_that_is_gone_is_an_error_with_a_sentence() -> None:
+    with (
+        open(os.devnull, "rb") as nothing,
+        open(os.devnull, "wb") as nowhere,
+        pytest.raises(DataError, match="is gone"),
+    ):
+        ServedMeasurer(nothing, nowhere)
