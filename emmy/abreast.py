@@ -1,8 +1,9 @@
 """Several searches at once on one device, or one pool of them: each in a process of its own, which asks here for its rows.
 
 A search by `auto` takes a sixth of a second to propose a candidate, and is one thread of Python; an H200 measures one in a
-fiftieth (`docs/fleet.md`). So a device that serves one search waits most of the time, and two devices all the more. The searches are `emmy.search_main`; what they find
-and how they resume does not depend on which process has them, but an op knows the winners of those that ended before it began.
+fiftieth (`docs/fleet.md`). So a device that serves one search waits most of the time, and two devices all the more. The
+searches are `emmy.search_main`; what they find and how they resume does not depend on which process has them, but an op knows
+the winners of those that ended before it began.
 """
 
 from __future__ import annotations
