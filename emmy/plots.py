@@ -89,9 +89,7 @@ def learning_curve(name: str, points: Sequence[CurvePoint], folder: Path) -> Pat
             ticks(PercentFormatter(xmax=1))
         axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
         axes.grid(alpha=0.3, which="both")
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=5
-    )  # a line may be anywhere within
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return _saved(figure, folder / f"curve-{_file_name(name)}.png")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.costmodel.donors import DonorSamples, with_donors
-from emmy.costmodel.evaluate import ProblemScore, RankerScore, summary
+from emmy.costmodel.evaluate import MIN_CANDIDATES, ProblemScore, RankerScore, summary
 from emmy.costmodel.fit import SEEDS, Samples, ensemble
 from emmy.costmodel.heldout import Split, folds, scores_of
 from emmy.costmodel.train import MIN_SAMPLES
@@ -129,7 +129,7 @@ def leave_gpu_out(
 
 def _too_few(samples: Samples) -> UsageError:
     n_ops = len(np.unique(samples.workload))
-    least = f"at least {MIN_SAMPLES} of two ops are needed, so that one can be held out"
+    least = f"at least {MIN_SAMPLES} of two ops, {MIN_CANDIDATES} of them of one problem, are needed, so that one can be held out"
     return UsageError(f"{len(samples)} usable samples of {n_ops} ops; {least}. Measure more: `emmy tune ...`")
 
 

@@ -26,6 +26,11 @@ def folds(samples: Samples, most: int | None = None) -> Iterator[Split]:
     yield from GroupKFold(n).split(samples.x, groups=samples.workload)
 
 
+def each_op(samples: Samples) -> Iterator[Split]:
+    """Splits whose unseen side is one workload, of those that have a problem to judge by."""
+    return (split for split in folds(samples) if any(problems_of(samples.take(split[1]))))
+
+
 def scores_of(donors: Samples, held: Samples, model: Ensemble) -> Iterator[ProblemScore]:
     """Every ranker on each problem of `held` that has enough candidates; `donors` is what those without a model know."""
     known = np.unique(donors.problem)

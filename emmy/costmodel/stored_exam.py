@@ -10,7 +10,7 @@ from emmy.costmodel.donors import OTHER_ARCHITECTURE, DonorSamples, worth
 from emmy.costmodel.evaluate import ProblemScore
 from emmy.costmodel.exam import CurvePoint, Exam, Progress, examine, learning_curve, leave_gpu_out
 from emmy.costmodel.fit import Samples
-from emmy.costmodel.heldout import folds, problems_of
+from emmy.costmodel.heldout import each_op, folds
 from emmy.costmodel.recorded_samples import by_parameters, gemm_rows, siblings_of
 from emmy.costmodel.replayed import Replays
 from emmy.costmodel.retrain import usable_rows
@@ -30,10 +30,8 @@ def judge_stored(home: Path, gpu: str, n_folds: int | None, on_progress: Progres
     """
     samples = _samples(_ingested(home), gpu, on_progress)
     check_enough(samples, gpu)
-    splits = list(folds(samples, n_folds))
-    if n_folds is None:  # a model an op: none for those that would judge nothing
-        splits = [s for s in splits if any(problems_of(samples.take(s[1])))] or splits
-    return examine(samples, splits, on_progress=on_progress)
+    splits = each_op(samples) if n_folds is None else folds(samples, n_folds)
+    return examine(samples, list(splits), on_progress=on_progress)
 
 
 def judge_across_gpus(home: Path, on_progress: Progress) -> tuple[ProblemScore, ...]:

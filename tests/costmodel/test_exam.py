@@ -12,7 +12,7 @@ from emmy.costmodel.donors import DonorSamples
 from emmy.costmodel.exam import Exam, examine, learning_curve, leave_gpu_out
 from emmy.costmodel.features import ROOF, feature_set
 from emmy.costmodel.fit import Samples
-from emmy.costmodel.heldout import folds
+from emmy.costmodel.heldout import each_op, folds
 from emmy.costmodel.recorded_samples import by_parameters, gemm_rows, siblings_of
 from emmy.costmodel.samples import Prepared
 from emmy.errors import UsageError
@@ -42,6 +42,14 @@ def test_leaving_one_op_out_holds_each_out_once_and_alone(samples: Samples, exam
     assert all(len(np.unique(samples.workload[unseen])) == 1 for _, unseen in splits)
     assert {p.problem for p in exam.problems} == set(samples.problems)
     assert {s.ranker for s in exam.scores} == RANKERS and len(exam.measured) == len(samples)
+
+
+def test_an_op_with_few_candidates_judges_nothing_and_is_never_held_out_by_itself(samples: Samples) -> None:
+    few = np.flatnonzero(samples.workload == 0)[10:]
+    fewer = samples.take(np.setdiff1d(np.arange(len(samples)), few))
+    held = [set(fewer.workload[unseen]) for _, unseen in each_op(fewer)]
+    assert len(held) == 5 and set.union(*held) == {1, 2, 3, 4, 5}
+    assert all(len(known) + len(unseen) == len(fewer) for known, unseen in each_op(fewer))
 
 
 def test_intervals_hold_more_the_wider_they_are_and_ratios_are_no_worse_than_their_share(exam: Exam) -> None:
