@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 os.environ["EMMY_SHIPPED"] = "0"  # what a test finds must not depend on the rows and models that ship
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # what a shell starts in the background ignores Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 
