@@ -81,11 +81,7 @@ class Searches:
         """Those of the groups in order, up to an interruption. Raises what kept a search from going on, when the others have ended."""
         lanes = [_Lane(self, i) for i in range(self._n)]
         try:
-            for lane in lanes:
-                lane.start()
-            while any(lane.is_alive() for lane in lanes):
-                for lane in lanes:
-                    lane.join(_LOOK_S)  # not for ever, so that Ctrl-C is heard
+            run_all(lanes)
         except BaseException as e:  # Ctrl-C twice: no lane begins anything behind the back of who called
             self.fail(e)
             raise
@@ -285,6 +281,15 @@ class _Process:
         self._process.kill()
         self._process.wait()
         self._connection.close()
+
+
+def run_all(threads: Sequence[threading.Thread]) -> None:
+    """Starts threads and waits until all have ended; Ctrl-C is heard meanwhile."""
+    for thread in threads:
+        thread.start()
+    while any(t.is_alive() for t in threads):
+        for thread in threads:
+            thread.join(_LOOK_S)
 
 
 def receive(connection: Connection) -> Asked | None:

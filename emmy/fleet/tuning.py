@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from emmy import config
+from emmy.abreast import run_all
 from emmy.errors import EmmyError, NoSuchDevice, UsageError
 from emmy.fleet.cluster import PATIENCE_S, Cluster
 from emmy.fleet.status import Board, Status
@@ -30,7 +31,6 @@ from emmy.tuning import Terms, Tuning
 
 T = TypeVar("T")
 Pools = Mapping[str, DevicePool]
-_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,7 @@ def tune_on(
     with board, _metrics(metrics_port, board.status):
         threads = [_Searching(tuning, pool) for tuning, pool in kinds]
         try:
-            for thread in threads:
-                thread.start()
-            while any(t.is_alive() for t in threads):
-                for thread in threads:
-                    thread.join(_LOOK_S)  # not for ever, so that Ctrl-C is heard
+            run_all(threads)
         except BaseException:  # nothing goes on behind the back of who called
             stop.asked = True
             raise
