@@ -25,7 +25,7 @@ from emmy.costmodel.database import append_new, copy_rows, in_memory, new_rows_s
 from emmy.costmodel.schema import CREATE, READ_LIST
 from emmy.costmodel.snapshot import Snapshot
 from emmy.errors import DataError
-from emmy.measure.journal import JournalContents, closed_journals, is_live, open_journals, read_journal
+from emmy.measure.journal import JournalContents, closed_journals, ingested_path, is_live, open_journals, read_journal
 from emmy.records import Measurement, Origin, Status
 
 log = logging.getLogger("emmy.costmodel.dataset")
@@ -106,10 +106,9 @@ class Dataset:
             return IngestReport(0, 0, 0, damaged=damaged)
         with writing(self.database, self.wait_s) as con:
             new_rows = sum(append_new(con, c.rows) for c in contents)
-        archive = self.home / "journal" / "ingested"
-        archive.mkdir(exist_ok=True)
+        ingested_path(contents[0].path).parent.mkdir(exist_ok=True)
         for journal in contents:
-            journal.path.rename(archive / journal.path.name)
+            journal.path.rename(ingested_path(journal.path))
         torn = tuple(c.path for c in contents if c.torn)
         return IngestReport(len(contents), sum(len(c.rows) for c in contents), new_rows, torn, damaged)
 

@@ -105,6 +105,8 @@ class Journal:
             raise DataError(f"{path}: cannot reopen the journal: {e.strerror}") from e
         try:
             _lock(fd, path)
+            if not _is_at(path, fd):
+                raise DataError(f"{path}: another run has closed this journal. Give the same command again.")
             contents = read_journal(path)
             if contents.torn:
                 os.ftruncate(fd, os.fstat(fd).st_size - contents.torn_bytes)
@@ -192,21 +194,39 @@ def closed_journals(home: Path) -> tuple[Path, ...]:
 
 
 def is_live(path: Path) -> bool:
-    """Whether a writer holds this journal now."""
-    with path.open("rb") as f:
-        try:
+    """Whether a writer holds this journal now; nobody holds one that was closed meanwhile."""
+    try:
+        with path.open("rb") as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
     return False
 
 
+def ingested_path(path: Path) -> Path:
+    """Where a journal goes once its rows are in the database."""
+    return path.parent / "ingested" / path.name
+
+
 def read_journal(path: Path) -> JournalContents:
-    """Header, rows, size of the unfinished tail. Raises DataError naming file:line for a damaged whole line."""
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise DataError(f"{path}: cannot read the journal: {e.strerror}") from e
+    """Header, rows, size of the unfinished tail; `path` of the result is where it lies now.
+
+    A journal that its run closes, or that is ingested, between its listing and this is followed to its new place.
+    Raises DataError naming file:line for a damaged whole line.
+    """
+    for place in (path, closed_path(path), ingested_path(closed_path(path)), ingested_path(path)):
+        try:
+            return _contents(place, place.read_bytes())
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            raise DataError(f"{place}: cannot read the journal: {e.strerror}") from e
+    raise DataError(f"{path}: cannot read the journal: no such file")
+
+
+def _contents(path: Path, data: bytes) -> JournalContents:
     *lines, tail = data.split(b"\n")
     if tail:
         log.warning("%s: dropped %d bytes of an unfinished last line", path, len(tail))
@@ -276,6 +296,13 @@ def _lock(fd: int, path: Path) -> None:
         raise DataError(
             f"{path}: another run is writing this journal. Wait for it, or start a run of your own."
         ) from None
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

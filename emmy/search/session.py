@@ -154,8 +154,15 @@ def close_dead(home: Path, which: Callable[[RunHeader], bool], on_event: Listene
         except DataError as e:  # somebody else's run: it must not stop this one
             on_event(Note(str(e)))
             continue
-        if which(header) and not is_live(path):
+        if not which(header) or is_live(path):
+            continue
+        try:
             Journal.reopen(path)[0].close()
+        except DataError:
+            if path.exists() and not is_live(
+                path
+            ):  # else another run was quicker: it goes on with it, or has closed it
+                raise
 
 
 def _trials(space: ScheduleSpace, known: Sequence[tuple[str, float | None]]) -> list[Trial]:

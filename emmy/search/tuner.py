@@ -18,7 +18,7 @@ from pathlib import Path
 from emmy.errors import DataError
 from emmy.ir.dispatch import Dispatch
 from emmy.ir.roofline import roofline_us
-from emmy.measure.journal import RunHeader, closed_path, journal_path
+from emmy.measure.journal import RunHeader, closed_path, ingested_path, journal_path
 from emmy.measure.measurer import BATCH, Measurer, Rows, Speedup, Withdrawn
 from emmy.records import Candidate, Measurement, now_utc
 from emmy.search.budget import Budget
@@ -374,4 +374,4 @@ def _time(row: Measurement | None) -> float:
 def is_complete(home: Path, run_id: str) -> bool:
     """True when a run with that id has ended: its journal is closed, or already in the database."""
     closed = closed_path(journal_path(home, run_id))
-    return closed.exists() or (closed.parent / "ingested" / closed.name).exists()
+    return closed.exists() or ingested_path(closed).exists()

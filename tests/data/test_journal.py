@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -15,7 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emmy.errors import DataError
-from emmy.measure.journal import Journal, RunHeader, closed_journals, is_live, journal_path, open_journals, read_journal
+from emmy.measure.journal import (
+    Journal,
+    RunHeader,
+    closed_journals,
+    ingested_path,
+    is_live,
+    journal_path,
+    open_journals,
+    read_journal,
+)
 from emmy.records import Measurement
 
 HEADER = RunHeader("r", "matmul:8x8x8:f32", "cpu", "random", 7, "10 trials", model="ab", emmy_version="0.1.0")
@@ -206,3 +216,35 @@ def test_what_one_of_the_same_number_left_when_it_was_killed_does_not_keep_a_jou
     with Journal.create(path, HEADER):
         assert read_journal(path).header == HEADER
     assert [p.name for p in path.parent.iterdir()] == [closed_journals(tmp_path)[0].name]
+
+
+def test_a_journal_that_is_closed_and_ingested_after_it_was_listed_is_still_read(tmp_path: Path, make_row) -> None:
+    path = journal_path(tmp_path, "r")
+    with Journal.create(path, HEADER) as journal:
+        journal.append(make_row(1), elapsed_s=0.0)
+    (closed,) = closed_journals(tmp_path)
+    assert read_journal(path).path == closed and len(read_journal(path).rows) == 1 and not is_live(path)
+    ingested_path(closed).parent.mkdir()
+    closed.rename(ingested_path(closed))
+    assert read_journal(path).path == read_journal(closed).path == ingested_path(closed)
+    ingested_path(closed).unlink()
+    with pytest.raises(DataError, match="no such file"):
+        read_journal(path)
+
+
+def test_a_journal_closed_by_another_while_it_is_reopened_takes_no_more_rows(
+    tmp_path: Path, make_row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = journal_path(tmp_path, "r")
+    Journal.create(path, HEADER).leave()
+    really = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        Journal.reopen(path)[0].close()
+        really(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(DataError, match="another run has closed this journal"):
+        Journal.reopen(path)
+    assert len(closed_journals(tmp_path)) == 1 and not open_journals(tmp_path)

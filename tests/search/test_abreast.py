@@ -11,7 +11,7 @@ import threading
 import time
 from _thread import interrupt_main
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -25,11 +25,21 @@ from emmy.errors import EmmyError, IllegalMove, NoSuchDevice, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
-from emmy.measure.journal import open_journals, read_journal
+from emmy.measure.journal import (
+    Journal,
+    RunHeader,
+    closed_journals,
+    closed_path,
+    is_live,
+    journal_path,
+    open_journals,
+    read_journal,
+)
 from emmy.measure.measurer import Heat, Look, Measurer
 from emmy.measure.served import Turns
 from emmy.ranged import Group
 from emmy.records import Candidate, Measurement
+from emmy.search import session
 from emmy.search.budget import parse_budget
 from emmy.search.events import Event, Listener, Measured, Note, Racing, ignore
 from emmy.search.events import Finished as RunEnded
@@ -377,3 +387,25 @@ def test_searches_are_counted_from_one(tmp_path: Path) -> None:
 def test_collecting_takes_one_op_after_another_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *OPS, "--collect", "--gpu", "h200", "--searches", "2", "--home", str(tmp_path)]) == 2
     assert "--collect takes one op after another" in capsys.readouterr().err
+
+
+def test_what_another_search_closes_or_goes_on_with_first_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several searches of one command set the same op's dead journals aside."""
+    said: list[Event] = []
+    for name, meanwhile in (("closed", lambda path: Journal.reopen(path)[0].close()), ("taken", Journal.reopen)):
+        path = journal_path(tmp_path, name)
+        Journal.create(path, RunHeader(name, OPS[0], "cpu", "random", 0, "3 trials")).leave()
+        held: list[object] = []
+
+        def late(path: Path, held: list[object] = held, act: Callable[[Path], object] = meanwhile) -> bool:
+            live = is_live(path)
+            if not held:
+                held.append(act(path))
+            return live
+
+        monkeypatch.setattr(session, "is_live", late)
+        session.close_dead(tmp_path, lambda _: True, said.append)
+    assert [p.name for p in closed_journals(tmp_path)] == [closed_path(journal_path(tmp_path, "closed")).name]
+    assert len(open_journals(tmp_path)) == 1 and not said
