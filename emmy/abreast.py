@@ -1,4 +1,4 @@
-"""Several searches at once on one device, or one pool of them: each in a process of its own, which asks here for its rows.
+"""Several searches at once on one device, one pool of them, or none: each in a process of its own, which asks here for its rows.
 
 A search by `auto` takes a sixth of a second to propose a candidate, and is one thread of Python; an H200 measures one in a
 fiftieth (`docs/fleet.md`). So a device that serves one search waits most of the time, and two devices all the more. The
@@ -27,7 +27,7 @@ from emmy.measure.served import Served, Turns
 from emmy.ranged import Group
 from emmy.search.events import Event, Listener, Note
 from emmy.search.events import Finished as RunEnded
-from emmy.search.finished import Finished
+from emmy.search.finished import Finished, had_been_finished
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 
 log = logging.getLogger("emmy.abreast")
@@ -38,11 +38,15 @@ _ATTEMPTS = 2  # of an op whose process was lost; the second goes on with the fi
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a process is asked to search. `model`: as in `Terms`; `rows`: usable ones since a model was trained."""
+    """What a process is asked to search. `model`: as in `Terms`; `rows`: usable ones since a model was trained.
+
+    absent: there is no device, and what it would take is predicted
+    """
 
     group: Group
     home: Path
     model: str | None
+    absent: bool = False
     done: tuple[str, ...] = ()  # of its ranges
     more: bool = True
     rows: int = 0
@@ -65,8 +69,9 @@ class Searches:
     """Groups searched by `n` processes, in order, the next by whichever is free."""
 
     def __init__(
-        self, here: Measurer, asked: Sequence[Asked], n: int, finished: Finished, on_event: Listener, stop: Stop
+        self, here: Measurer | None, asked: Sequence[Asked], n: int, finished: Finished, on_event: Listener, stop: Stop
     ) -> None:
+        """`here`: who measures; None where all that is asked is to be predicted."""
         self.here, self.finished, self.stop = here, finished, stop
         self.turns = Turns(lambda: not self.goes_on)
         self._n, self._on_event, self._lock = n, on_event, threading.RLock()
@@ -107,8 +112,8 @@ class Searches:
                     continue
                 asked = self._todo.pop(i)
                 done = self.done(asked.group)
-                if len(done) == len(asked.group.keys):
-                    self.tell(Note(f"{asked.group.op}: had been finished, and is left out now"))
+                if asked.group.is_in(self.finished):
+                    self.tell(Note(had_been_finished(asked.group.op)))
                     continue
                 self._busy[i] = set(asked.group.keys)
                 return i, replace(asked, done=done, more=bool(self._todo), rows=self._rows)
@@ -202,9 +207,9 @@ class _Lane(threading.Thread):
 
 
 class _Process:
-    """A process that searches, with a thread here that measures for it."""
+    """A process that searches, with a thread here that measures for it, where anything is to be measured."""
 
-    def __init__(self, here: Measurer, turns: Turns) -> None:
+    def __init__(self, here: Measurer | None, turns: Turns) -> None:
         self._connection, theirs = Pipe()
         words = (theirs.fileno(), os.getpid(), log.getEffectiveLevel())
         with theirs:
@@ -224,7 +229,8 @@ class _Process:
                 ) from None
         self._has_said = False
         self._device_error: BaseException | None = None
-        threading.Thread(target=self._serve, args=(here, turns), name="emmy-search-device", daemon=True).start()
+        if here is not None:
+            threading.Thread(target=self._serve, args=(here, turns), name="emmy-search-device", daemon=True).start()
 
     def _serve(self, here: Measurer, turns: Turns) -> None:
         requests, answers = self._process.stdout, self._process.stdin

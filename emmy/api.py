@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import overload
@@ -17,12 +17,10 @@ from emmy.benchmark.cases import bench_cases
 from emmy.benchmark.lanes import LANES, Lane
 from emmy.benchmark.results import Results
 from emmy.benchmark.sitting import BenchSitting, Setting, Told
-from emmy.codegen.nvrtc import nvrtc_version
 from emmy.collection import Collection, requests
 from emmy.collection import collect as collect_rows
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.doctor import Diagnosis, diagnose, why_stale
-from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
 from emmy.costmodel.train import Progress
 from emmy.costmodel.upkeep import Upkeep
@@ -49,16 +47,14 @@ from emmy.measure.factory import measurer_for
 from emmy.measure.measurer import Measurer
 from emmy.pack import Built, Pack
 from emmy.packing import offers
-from emmy.ranged import Group, Predicted, settle
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget, parse_budget
 from emmy.search.events import Listener, Note, ignore
 from emmy.search.finished import Finished
-from emmy.search.predict import Predicting, prior_model
 from emmy.search.predictions import Prediction, find_prediction
 from emmy.search.ranges import RangeWinner
 from emmy.search.registry import check_strategy
-from emmy.search.session import Request, load_model
+from emmy.search.session import load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import Stop, TuneResult
 from emmy.tuning import Terms, Tuning
@@ -140,8 +136,9 @@ def tune(
     ahead:    batches of proposals that may be out at once, which the course of a run depends on; 0 = one for one device, more
               for several (`docs/fleet.md`)
     searches: ops that are searched at a time, each in a process of its own that asks this one to measure: a device serves
-              several searches faster than one. On a CPU they would disturb what is timed. `on_event` is called by one
-              thread at a time, and events of several ops mingle; a `measurer` is asked by several threads at once
+              several searches faster than one, and a GPU that is not here bounds none of them. On a CPU they would disturb
+              what is timed. `on_event` is called by one thread at a time, and events of several ops mingle; a `measurer` is
+              asked by several threads at once
 
     Raises UsageError, NoSuchDevice (of a CPU, or an unknown name), DeviceBusy or StaleModel.
     """
@@ -158,7 +155,7 @@ def tune(
             if target.is_cpu:
                 raise
             on_event(Note(f"{absent} What follows is predicted, not measured."))
-            results = list(_predicted(tuning.groups, tuning.leader, model, home, on_event, stop))
+            results = tuning.on(None)
         else:
             results = tuning.on(here, alone)
     return results[0] if alone else tuple(results)
@@ -238,7 +235,7 @@ def collect(
     leader = load_model(model, target, home, on_event)
     with device(target, threads, wait=wait, measurer=measurer) as here:
         upkeep = Upkeep(home, target.name) if model is None and len(asked) > 1 else None
-        finished = Finished.of(asked, here.device, home, __version__)
+        finished = Finished.of(asked, f"{here.device.product} {here.device.uuid_hash}", home, __version__)
         sitting = Sitting(asked, here, home, __version__, leader, upkeep, finished, on_event, stop)
         if asked:
             on_event(finished.plan(asked))
@@ -252,53 +249,6 @@ def _asked(op: Op | str | Sequence[Op | str], budget: Budget | str, gpu: str) ->
     """What is asked for, read. Raises UsageError or NoSuchDevice."""
     ops = [as_op(o) for o in ((op,) if isinstance(op, Op | str) else op)]
     return ops, budget if isinstance(budget, Budget) else parse_budget(budget), load_target(gpu)
-
-
-def _predicted(
-    groups: Sequence[Group],
-    leader: CostModel | None,
-    choice: str | None,
-    home: Path,
-    on_event: Listener,
-    stop: Stop,
-) -> tuple[TuneResult, ...]:
-    """A result for each group, up to an interruption, without the device."""
-    nvrtc_version()  # raises CompileError, with what to install, before anything is searched
-    if leader is None and choice is None and groups:
-        target = groups[0].target
-        leader = prior_model(target, home, on_event)
-        led = f"led by that of {leader.card.target}" if leader else "and none of another card: the roofline leads"
-        on_event(Note(f"no usable model of {target.name} is deployed, {led}"))
-    if leader is not None and load_target(leader.card.target).is_cpu:
-        raise UsageError(f"the model is of {leader.card.target}: a GPU's times cannot be told from a CPU's")
-
-    def predicting(request: Request) -> Predicting:
-        return Predicting(request, leader, home, __version__, on_event, stop)
-
-    def settled(group: Group) -> tuple[RangeWinner, ...]:
-        evidence = Predicted.stored(home, group.op, group.target)
-        evidence.predicting = lambda op: predicting(replace(group.requests[0], op=op))
-        settle(evidence, stop)
-        evidence.keep_table(home)
-        return evidence.table()
-
-    if groups:
-        on_event(Finished().plan([r for g in groups for r in g.requests]))
-    results: list[TuneResult] = []
-    for group in groups:
-        found = []
-        for request in group.requests:
-            if (best := winner(request.op, gpu=request.target.name, home=home)) is not None:
-                on_event(
-                    Note(f"{request.op}: a schedule measured at {best.time_us:.4g} us is stored and stays the winner")
-                )
-            found.append(predicting(request).go())
-            if stop.asked:
-                break
-        results += group.result(found, settled)
-        if stop.asked:
-            break
-    return tuple(results)
 
 
 @contextmanager

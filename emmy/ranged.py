@@ -24,6 +24,7 @@ from emmy.measure.measurer import Measurer, Withdrawn
 from emmy.records import Candidate, Measurement
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
+from emmy.search.finished import Finished
 from emmy.search.predict import Predicting
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
 from emmy.search.predictions import keep as keep_prediction
@@ -77,6 +78,10 @@ class Group:
         """Of all that is to be done."""
         table = (self.table_key,) if self.table_key is not None else ()
         return (*(r.op.key for r in self.requests), *table)
+
+    def is_in(self, finished: Finished) -> bool:
+        """Whether nothing of it is left to do."""
+        return all(k in finished for k in self.keys)
 
     @property
     def said(self) -> str | None:

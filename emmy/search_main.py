@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -21,12 +23,12 @@ from emmy.costmodel.upkeep import Upkeep
 from emmy.errors import EmmyError
 from emmy.measure.served import ServedMeasurer
 from emmy.measure.worker_main import die_with_parent
-from emmy.search.events import Event
+from emmy.search.events import Event, ignore
 from emmy.search.finished import Finished
 from emmy.search.session import load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import Stop
-from emmy.tuning import tuned
+from emmy.tuning import leading_absent, predicted, tuned
 
 log = logging.getLogger("emmy.search_main")
 
@@ -43,12 +45,12 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, which says when to stop
     logging.basicConfig(level=level, format="%(name)s: %(message)s")
     connection = Connection(fd)
-    here = ServedMeasurer(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    measured, asks = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     jobs: SimpleQueue[Asked | None] = SimpleQueue()
     stop = Stop()
     threading.Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
-    searching = _Searching(connection, here, stop)
+    searching = _Searching(connection, lambda: ServedMeasurer(measured, asks), stop)
     while (asked := jobs.get()) is not None:
         with suppress(BrokenPipeError):  # the parent is gone, and this process about to be killed
             connection.send(_told(searching, asked))
@@ -82,14 +84,21 @@ def _listen(connection: Connection, jobs: SimpleQueue[Asked | None], stop: Stop)
 
 
 class _Searching:
-    def __init__(self, connection: Connection, here: ServedMeasurer, stop: Stop) -> None:
-        self._connection, self._here, self._stop = connection, here, stop
+    def __init__(self, connection: Connection, device: Callable[[], ServedMeasurer], stop: Stop) -> None:
+        self._connection, self._device, self._stop = connection, device, stop
         self._upkeep: Upkeep | None = None
+
+    @cached_property
+    def _here(self) -> ServedMeasurer:
+        """Who measures; nobody is asked for where all is predicted."""
+        return self._device()
 
     def answer(self, asked: Asked) -> Told:
         group = asked.group
         if self._stop.asked:
             return Told()
+        if asked.absent:
+            return self._predicted(asked)
         if asked.model is None:
             self._upkeep = self._upkeep or Upkeep(asked.home, group.target.name)
             self._upkeep.new = asked.rows
@@ -100,6 +109,12 @@ class _Searching:
         )  # fmt: skip
         results = tuned(group, sitting)
         return Told(tuple(results), self._upkeep is not None and self._upkeep.new == 0)
+
+    def _predicted(self, asked: Asked) -> Told:
+        target = asked.group.target  # who leads was said when the command began
+        leader = leading_absent(load_model(asked.model, target, asked.home), asked.model, target, asked.home, ignore)
+        done = Finished(keys=asked.done)
+        return Told(tuple(predicted(asked.group, asked.home, leader, done, self._tell, self._stop)))
 
     def _tell(self, event: Event) -> None:
         self._connection.send(event)

@@ -1,34 +1,37 @@
 """Ops tuned on one target, on whatever measures there: the order, the ranges, the model that leads, how many at a time.
 
-Does not look for devices, and predicts nothing for those that are absent.
+Does not look for devices. Of a target whose device is not here the schedules are predicted (`emmy.search.predict`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from emmy import __version__
 from emmy.abreast import Asked, Searches
+from emmy.codegen.nvrtc import nvrtc_version
 from emmy.costmodel.dataset import PATIENCE_S
 from emmy.costmodel.model import CostModel
 from emmy.costmodel.recording import recording
 from emmy.costmodel.upkeep import Upkeep
 from emmy.errors import UsageError
 from emmy.ir.ops import Op
-from emmy.ir.target import Target
+from emmy.ir.target import Target, load_target
 from emmy.measure.journal import RunHeader
 from emmy.measure.measurer import Measurer
-from emmy.ranged import Group, Measured, settle
+from emmy.ranged import Group, Measured, Predicted, settle
 from emmy.search.budget import Budget
 from emmy.search.events import Listener, Note
-from emmy.search.finished import Finished
+from emmy.search.finished import Finished, had_been_finished
+from emmy.search.predict import Predicting, prior_model
 from emmy.search.ranges import RangeWinner
 from emmy.search.session import Request, at_stake, close_dead, load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
+from emmy.winner import find_winner, measured_rows
 
 _RACES = "ranges"  # what journals of races between ranges say they are of
 
@@ -80,10 +83,20 @@ class Tuning:
         """What is searched for: an op each, or a range of one."""
         return tuple(r for g in self.groups for r in g.requests)
 
-    def on(self, here: Measurer, alone: bool = False) -> list[TuneResult]:
-        """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it."""
+    def on(self, here: Measurer | None, alone: bool = False) -> list[TuneResult]:
+        """A result an op that was tuned, up to an interruption. `alone`: the op also when nothing was measured of it.
+
+        here: None where the target's device is absent. Raises UsageError for a model that cannot tell its times, CompileError
+        without a compiler for it.
+        """
+        if here is None:
+            nvrtc_version()  # raises before anything is searched
+            self.leader = leading_absent(self.leader, self.terms.model, self.target, self.home, self.on_event)
+            where = f"predicted by {self.leader.digest if self.leader else 'the roofline'}"
+        else:
+            where = f"{here.device.product} {here.device.uuid_hash}"
         tables = [g.table_key for g in self.groups if g.table_key is not None]
-        finished = Finished.of(self.requests, here.device, self.home, __version__, tables)
+        finished = Finished.of(self.requests, where, self.home, __version__, tables)
         n = max(1, min(self.terms.searches, len(self.groups)))
         if self.groups:
             self.on_event(finished.plan(self.requests, n))
@@ -92,31 +105,37 @@ class Tuning:
             finished.forget()
         return [r for r in results if r.trials or r.why != INTERRUPTED or alone]
 
-    def _in_turn(self, here: Measurer, finished: Finished) -> list[TuneResult]:
-        upkeep = Upkeep(self.home, self.target.name) if self.terms.model is None and len(self.requests) > 1 else None
+    def _in_turn(self, here: Measurer | None, finished: Finished) -> list[TuneResult]:
+        renews = here is not None and self.terms.model is None and len(self.requests) > 1
+        upkeep = Upkeep(self.home, self.target.name) if renews else None
         results: list[TuneResult] = []
         for group in self.groups:
-            sitting = Sitting(
-                group.requests, here, self.home, __version__, self.leader, upkeep, finished, self.on_event, self.stop,
-                group is not self.groups[-1],
-            )  # fmt: skip
-            found = tuned(group, sitting)
-            self.leader = sitting.leader
+            if here is None:
+                found = predicted(group, self.home, self.leader, finished, self.on_event, self.stop)
+            else:
+                sitting = Sitting(
+                    group.requests, here, self.home, __version__, self.leader, upkeep, finished, self.on_event, self.stop,
+                    group is not self.groups[-1],
+                )  # fmt: skip
+                found = tuned(group, sitting)
+                self.leader = sitting.leader
             results += found
-            if found and found[-1].why == INTERRUPTED:  # where the same command goes on
+            if (found and found[-1].why == INTERRUPTED) or (
+                here is None and self.stop.asked
+            ):  # the same command goes on
                 break
         return results
 
-    def _abreast(self, here: Measurer, finished: Finished, n: int) -> list[TuneResult]:
-        asked = [Asked(g, self.home, self.terms.model) for g in self.groups]
+    def _abreast(self, here: Measurer | None, finished: Finished, n: int) -> list[TuneResult]:
+        asked = [Asked(g, self.home, self.terms.model, here is None) for g in self.groups]
         return Searches(here, asked, n, finished, self.on_event, self.stop).results()
 
 
 def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
     """What came of a group's requests: one result of an op whose ranges were all tuned."""
     found: list[TuneResult] = []
-    if all(k in sitting.finished for k in group.keys):
-        sitting.on_event(Note(f"{group.op}: had been finished, and is left out now"))
+    if group.is_in(sitting.finished):
+        sitting.on_event(Note(had_been_finished(group.op)))
         return found
     for request in group.requests:
         if (result := sitting.run(request)) is None:
@@ -141,3 +160,53 @@ def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
         if not sitting.stop.asked:
             sitting.finished.add(group.op.key)
         return evidence.table()
+
+
+# ---------------------------------------------------------------- of a device that is absent
+def leading_absent(
+    deployed: CostModel | None, choice: str | None, target: Target, home: Path, on_event: Listener
+) -> CostModel | None:
+    """Who tells the times of a card that is not here: its own model, else the nearest card's; None: its roofline."""
+    leader = deployed
+    if leader is None and choice is None:
+        leader = prior_model(target, home, on_event)
+        led = f"led by that of {leader.card.target}" if leader else "and none of another card: the roofline leads"
+        on_event(Note(f"no usable model of {target.name} is deployed, {led}"))
+    if leader is not None and load_target(leader.card.target).is_cpu:
+        raise UsageError(f"the model is of {leader.card.target}: a GPU's times cannot be told from a CPU's")
+    return leader
+
+
+def predicted(
+    group: Group, home: Path, leader: CostModel | None, finished: Finished, on_event: Listener, stop: Stop
+) -> list[TuneResult]:
+    """What is predicted of a group's requests: one result of an op, with its table."""
+
+    def predicting(request: Request) -> Predicting:
+        return Predicting(request, leader, home, __version__, on_event, stop)
+
+    def settled(group: Group) -> tuple[RangeWinner, ...]:
+        evidence = Predicted.stored(home, group.op, group.target)
+        evidence.predicting = lambda op: predicting(replace(group.requests[0], op=op))
+        settle(evidence, stop)
+        evidence.keep_table(home)
+        if not stop.asked:
+            finished.add(group.op.key)
+        return evidence.table()
+
+    found: list[TuneResult] = []
+    if group.is_in(finished):
+        on_event(Note(had_been_finished(group.op)))
+        return found
+    for request in group.requests:
+        if request.op.key in finished:
+            on_event(Note(had_been_finished(request.op)))
+            continue
+        best = find_winner(measured_rows(home, request.op.key, request.target, request.threads), request.target.product)
+        if best is not None:
+            on_event(Note(f"{request.op}: a schedule measured at {best.time_us:.4g} us is stored and stays the winner"))
+        found.append(predicting(request).go())
+        if stop.asked:
+            break
+        finished.add(request.op.key)
+    return list(group.result(found, settled))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from emmy.codegen.files import appearing, whole_lines
-from emmy.records import Device
+from emmy.ir.ops import Op
 from emmy.search.events import Planned
 from emmy.search.session import Request
 
@@ -27,15 +27,16 @@ class Finished:
 
     @classmethod
     def of(
-        cls, requests: Sequence[Request], device: Device, home: Path, emmy_version: str, tables: Iterable[str] = ()
+        cls, requests: Sequence[Request], where: str, home: Path, emmy_version: str, tables: Iterable[str] = ()
     ) -> Self:
         """Of the command that asks for these: empty unless it was interrupted. Of one request, or fresh ones, nothing is kept.
 
+        where:  the device that measures, or who predicts its times
         tables: keys of ops whose ranges are among the requests, and are raced when they were tuned
         """
         if len(requests) < 2 or any(r.fresh for r in requests):
             return cls()
-        said = [f"{device.product} {device.uuid_hash} {emmy_version}"]
+        said = [f"{where} {emmy_version}"]
         # Whatever the order, which follows from what is known when a command begins.
         said += sorted(f"{r.op.key} {r.target.name} {r.strategy} {r.seed} {r.threads} {r.sums}" for r in requests)
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
@@ -67,3 +68,8 @@ class Finished:
             self._keys.clear()
             if self._path is not None:
                 self._path.unlink(missing_ok=True)
+
+
+def had_been_finished(op: Op) -> str:
+    """What is said of an op that is left out."""
+    return f"{op}: had been finished, and is left out now"

@@ -11,7 +11,7 @@ from emmy.costmodel.recording import try_ingest
 from emmy.costmodel.upkeep import Upkeep
 from emmy.measure.measurer import Measurer
 from emmy.search.events import Listener, Note, ignore
-from emmy.search.finished import Finished
+from emmy.search.finished import Finished, had_been_finished
 from emmy.search.session import Request, leading, load_model, open_run
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 
@@ -35,7 +35,7 @@ class Sitting:
         """The outcome of one of the requests; None when the same command finished it, before it was interrupted or as
         part of another op."""
         if request.op.key in self.finished:
-            self.on_event(Note(f"{request.op}: had been finished, and is left out now"))
+            self.on_event(Note(had_been_finished(request.op)))
             return None
         leader = self.leader
         if self.upkeep is not None:  # which may have renewed it between the op's beginning and an interruption

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emmy import api, config
+from emmy import api, config, tuning
 from emmy.codegen.build import SourceUnit
 from emmy.codegen.gpu_build import GpuLibrary
 from emmy.costmodel.dataset import Dataset
@@ -154,7 +154,7 @@ def test_where_everything_spills_the_command_fails_and_says_so(emmy: Emmy, monke
     def spills(unit: SourceUnit, target: Target) -> GpuLibrary:
         raise CompileError("ptxas: spills 8 bytes a thread at 255 registers")
 
-    monkeypatch.setattr(api, "Predicting", partial(Predicting, build=spills))
+    monkeypatch.setattr(tuning, "Predicting", partial(Predicting, build=spills))
     said = emmy(*ARGUMENTS, "--json")
     (record,) = said.of("tune")
     assert said.code == 1 and record["verdict"] == "nothing passed"
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_the_search_and_keeps_the_best_so_far(emmy: Emmy, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
         return Check(op.key)
 
-    monkeypatch.setattr(api, "Predicting", partial(Predicting, checker=interrupted))
+    monkeypatch.setattr(tuning, "Predicting", partial(Predicting, checker=interrupted))
     said = emmy("tune", OP, "matmul:64x64x128:f16", *ARGUMENTS[2:], "--json")
     assert said.code == 130 and "the best prediction so far is kept" in said.err
     assert [r["op"] for r in said.of("tune")] == ["matmul:64x64x128:f16"], "the one in flight, and no further op"
@@ -175,3 +175,33 @@ def test_ctrl_c_ends_the_search_and_keeps_the_best_so_far(emmy: Emmy, monkeypatc
 def test_threads_are_of_a_cpu(emmy: Emmy) -> None:
     said = emmy("tune", OP, "--gpu", "rtx4090", "--threads", "2")
     assert said.code == 2 and "a GPU is driven by one" in said.err
+
+
+def test_a_set_that_was_interrupted_goes_on_behind_the_ops_that_had_ended(
+    emmy: Emmy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = (OP, "matmul:64x64x128:f16", "matmul:64x64x32:f16")
+
+    def interrupted(op: Op, schedule: str, target: Target) -> Check:
+        if op.key == OP:
+            os.kill(os.getpid(), signal.SIGINT)
+        return Check(op.key)
+
+    monkeypatch.setattr(tuning, "Predicting", partial(Predicting, checker=interrupted))
+    assert emmy("tune", *ops, *ARGUMENTS[2:]).code == 130
+    monkeypatch.setattr(tuning, "Predicting", partial(Predicting, checker=lambda op, *_: Check(op.key)))
+    again = emmy("tune", *ops, *ARGUMENTS[2:], "--json")
+    assert [r["op"] for r in again.of("tune")] == [OP, ops[2]] and "had been finished" in again.err
+    assert len(emmy("tune", *ops, *ARGUMENTS[2:], "--json").of("tune")) == 3, "it had ended, and begins anew"
+
+
+@pytest.mark.slow
+def test_ops_predicted_at_once_get_the_picks_that_they_get_in_turn(emmy: Emmy, tmp_path: Path) -> None:
+    ops = ("matmul:64x64x64:f16", "matmul:64x64x128:f16", "rms_norm:64x128:f16")
+    picks = [
+        {r["op"]: (r["schedule"], r["predicted_us"]) for r in said.of("tune")}
+        for n in ("1", "2")
+        for said in [emmy("tune", *ops, *ARGUMENTS[2:], "--searches", n, "--home", str(tmp_path / n), "--json")]
+    ]
+    assert picks[0] == picks[1] and set(picks[0]) == set(ops)
+    assert sorted((tmp_path / "2" / "predictions").glob("*.jsonl")) and not list((tmp_path / "2" / "journal").glob("*"))

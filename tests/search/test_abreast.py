@@ -244,7 +244,7 @@ def test_a_command_that_was_killed_behind_its_last_op_begins_anew_and_a_torn_lin
     tmp_path: Path,
 ) -> None:
     requests = [Request(parse_op(op), load_target("cpu"), "random", 0, parse_budget("3"), 1, fresh=False) for op in OPS]
-    device = FakeMeasurer().device
+    device = FakeMeasurer().device.uuid_hash
     Finished.of(requests, device, tmp_path, "1").add(OPS[0])
     (path,) = (tmp_path / "sittings").iterdir()
     assert OPS[0] in Finished.of(requests, device, tmp_path, "1")
