@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,18 +38,24 @@ def wrong_answer(kernel: Kernel, device: torch.device, most: int) -> str:
 
 
 def _given(op: ServedAttention, size: int, device: torch.device) -> tuple[torch.Tensor, Cache, Told]:
-    """Rows, a cache of few pages that sequences share, and a table: keys beyond a window where there is one."""
+    """Rows, a cache of few pages that sequences share, and a table: keys beyond a window where there is one.
+
+    Drawn on the CPU, so that every device gets the same, and whatever torch's defaults are: vLLM sets device and dtype while it builds
+    a model.
+    """
     batch, queries = (size or op.batch, 1) if op.decodes else (op.batch, size or op.queries)
     assert isinstance(batch, int) and isinstance(queries, int)
     random = torch.Generator().manual_seed(size)
+    here = torch.device("cpu")
+    drawn = partial(torch.randn, generator=random, device=here, dtype=torch.float32)
     keys = min(op.keys, max(queries, op.window) + 5 * op.page + 3)
     pages, dtype = -(-keys // op.page) + 3, TORCH[op.dtype]
     extent = {"p": pages, "c": 2, "j": op.page, "g": op.groups, "d": op.dim}
-    cache = torch.randn([extent[a] for a in op.order], generator=random)
-    table = torch.randint(0, pages, (batch, op.columns), generator=random, dtype=torch.int32)
+    cache = drawn([extent[a] for a in op.order])
+    table = torch.randint(0, pages, (batch, op.columns), generator=random, device=here, dtype=torch.int32)
     most = keys if op.decodes else keys - queries
-    counts = (most * torch.linspace(1, 0, batch)).int()
-    q = torch.randn(batch * queries, op.heads, op.dim, generator=random)
+    counts = (most * torch.linspace(1, 0, batch, device=here, dtype=torch.float32)).int()
+    q = drawn(batch * queries, op.heads, op.dim)
     orders = (op.order, op.values) if op.values else None
     told = Told(None, table.to(device), counts.to(device))
     return q.to(device, dtype), Cache(cache.to(device, dtype), op.order, orders), told

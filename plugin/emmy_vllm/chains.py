@@ -147,8 +147,8 @@ def _activation(
 
 def _computes(made: list[fx.Node], halves: Mapping[fx.Node, tuple[int, int] | None], n: int) -> str:
     """The gated product that the nodes compute, in float64 on numbers that tell activations apart; "" for any other function."""
-    gate = torch.linspace(-9.0, 9.0, 257, dtype=torch.float64)
-    up = 1.5 + torch.sin(torch.arange(257, dtype=torch.float64))
+    gate = torch.linspace(-9.0, 9.0, 257, dtype=torch.float64, device="cpu")
+    up = 1.5 + torch.sin(torch.arange(257, dtype=torch.float64, device="cpu"))
     values = {half: gate if columns == (0, n) else up for half, columns in halves.items()}
     for node in made:
         args = fx.map_arg(node.args, values.__getitem__)

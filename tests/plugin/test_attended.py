@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from emmy.pack import Pack  # noqa: E402
 from emmy_vllm import attention_selftest, attention_steps  # noqa: E402
 from emmy_vllm.attended import Attended, attended  # noqa: E402
-from emmy_vllm.attention_selftest import answer  # noqa: E402
+from emmy_vllm.attention_selftest import _given, answer, wrong_answer  # noqa: E402
 from emmy_vllm.attention_steps import Cache, Shape, Step, Told  # noqa: E402
 from tests.plugin.attention_packs import attention_pack  # noqa: E402
 
@@ -56,6 +56,23 @@ def want(made: Attended, q: torch.Tensor, cache: Cache, s: Step) -> torch.Tensor
         before = s.lengths[i : i + 1] - (0 if one.decodes else end - begin)
         rows.append(answer(one, q[begin:end], cache.view, Told(None, s.table[i : i + 1], before)))
     return torch.cat(rows)
+
+
+def test_kernels_are_tried_the_same_whatever_torch_s_default_device_and_dtype_are(made: Attended) -> None:
+    """vLLM builds a model with both set to the model's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            wrong = [wrong_answer(k, torch.device("cpu"), 40) for k in made.kernels]
+            drawn = [_given(k.op, k.case.ranges[0].lo, torch.device("cpu")) for k in made.kernels]
+    finally:
+        torch.set_default_dtype(before)
+    assert wrong == ["", "", ""]
+    for k, (q, cache, told) in zip(made.kernels, drawn, strict=True):
+        again = _given(k.op, k.case.ranges[0].lo, torch.device("cpu"))
+        assert torch.equal(q, again[0]) and torch.equal(cache.view, again[1].view)
+        assert torch.equal(told.counts, again[2].counts) and torch.equal(told.table, again[2].table)
 
 
 @pytest.mark.parametrize(
