@@ -132,7 +132,7 @@ class Serving:
     def step(self, metadata: Any) -> Step | None:
         """A step as metadata of any of the backends says it; None for one of an unusual kind."""
         said = vars(metadata)
-        unusual = any(said.get(name) is not None and said[name] is not False for name in _UNUSUAL)
+        unusual = any(_is_said(said.get(name)) for name in _UNUSUAL)
         window = said.get("sliding_window")
         if (
             said["causal"] is not True
@@ -180,6 +180,11 @@ def _found(kernels: Kernels, shape: Shape, name: str, config: Any) -> Attended:
         return requests if op.decodes else rows
 
     return attended(kernels.pack, shape, name, device, kernels.instance, most)
+
+
+def _is_said(x: Any) -> bool:
+    """Whether metadata says something there: builders leave None, False, 0 or {} where they have nothing to say."""
+    return x is not None and (not isinstance(x, (bool, int, dict)) or bool(x))
 
 
 def _window(said: Any) -> int:

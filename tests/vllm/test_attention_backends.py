@@ -47,7 +47,7 @@ class Made:
         lengths, queries = (torch.tensor(x, dtype=torch.int32) for x in zip(*requests, strict=True))
         known = {
             "num_actual_tokens": int(queries.sum()), "max_query_len": int(queries.max()), "max_seq_len": int(lengths.max()),
-            "seq_lens": lengths, "causal": True, "use_cascade": False,
+            "seq_lens": lengths, "causal": True, "use_cascade": False, "max_dcp_context_kv_len": 0,
             "block_table": torch.randint(0, PAGES, (len(requests), 6), generator=torch.Generator().manual_seed(2)).int(),
         }  # fmt: skip
         given = {f.name: None for f in fields(kind) if f.default is MISSING} | known | said
