@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emmy import config
-from emmy.cli.serve import add_modes
+from emmy.cli.serve import add_modes, modes_asked, used_as_asked, words
 from emmy.cli.verb import VerbParser, add_seed, count, folder, positive, seconds
 from emmy.errors import UsageError, WrongAnswer
 from emmy.report import Screen, counted
@@ -37,9 +37,9 @@ def add(parser: VerbParser) -> None:
     sub.add_argument("--pack", action="append", default=[], type=_pack, metavar="[LANE=]FILE",
                      help="the pack of a lane, or of all that have one")  # fmt: skip
     sub.add_argument(
-        "--lanes", type=_words, default=(), metavar="A,B", help="only these, and what they are compared with"
+        "--lanes", type=words, default=(), metavar="A,B", help="only these, and what they are compared with"
     )
-    sub.add_argument("--points", type=_words, default=(), metavar="P,Q", help="only these, such as 4096/4096@1")
+    sub.add_argument("--points", type=words, default=(), metavar="P,Q", help="only these, such as 4096/4096@1")
     sub.add_argument("--waves", type=positive, default=0, metavar="N", help="how often each lane is started")
     sub.add_argument("--rounds", type=positive, default=0, metavar="N", help="offline: samples of each lane")
     sub.add_argument("--most-output", type=count, default=0, metavar="N",
@@ -72,10 +72,6 @@ def add(parser: VerbParser) -> None:
     )
     add_seed(sub)
     sub.pass_on()  # what is not known are flags of vLLM, for every lane
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(w for w in text.split(",") if w)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -169,12 +165,11 @@ def quality(args: Namespace, screen: Screen) -> int:
 def _quality(args: Namespace, vllm: Vllm, where: Path, screen: Screen) -> int:
     from emmy.report import record_of, table
     from emmy.serving import quality as q
-    from emmy.serving.command import using
     from emmy.serving.engine import Spec
 
-    if args.pack is None and (args.deterministic or args.unmeasured):
-        raise UsageError("--deterministic and --unmeasured are ways to use a pack: name one, --pack FILE")
-    use = using(args.pack, deterministic=args.deterministic, unmeasured=args.unmeasured) if args.pack else None
+    if args.pack is None and modes_asked(args):
+        raise UsageError("--deterministic, --unmeasured and --parts are ways to use a pack: name one, --pack FILE")
+    use = used_as_asked(args.pack, args) if args.pack else None
     flags = ("--load-format", args.load_format, *args.rest)
     stock, other = (
         Spec(name, args.model, flags, u, {}) for name, u in ((q.STOCK, None), ("emmy" if use else "again", use))

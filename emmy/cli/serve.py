@@ -39,6 +39,24 @@ def add_modes(parser: ArgumentParser) -> None:
     parser.add_argument("--deterministic", action="store_true",
                         help="a request's tokens do not depend on what it is batched with")  # fmt: skip
     parser.add_argument("--unmeasured", action="store_true", help="also kernels that were never measured on this card")
+    parser.add_argument("--parts", type=words, default=(), metavar="A,B",
+                        help="only these of what the plugin replaces: linear, lm_head, fusion, attention (default: all)")  # fmt: skip
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(w for w in text.split(",") if w)
+
+
+def modes_asked(args: Namespace) -> bool:
+    """Whether an option of `add_modes` is given."""
+    return bool(args.deterministic or args.unmeasured or args.parts)
+
+
+def used_as_asked(pack: Path, args: Namespace) -> Using:
+    """The pack, used as the options of `add_modes` say."""
+    from emmy.serving.command import using
+
+    return using(pack, deterministic=args.deterministic, unmeasured=args.unmeasured, parts=args.parts)
 
 
 def run(args: Namespace, screen: Screen) -> int:
@@ -50,18 +68,16 @@ def run(args: Namespace, screen: Screen) -> int:
 
 def used(args: Namespace) -> Using | None:
     """What the options of `add_pack` ask for; None for stock. Raises UsageError when they say neither, or both."""
-    from emmy.serving.command import using
-
     if args.stock:
-        if args.pack or args.deterministic or args.unmeasured:
-            raise UsageError("--stock is vLLM as it is: without --pack, --deterministic and --unmeasured")
+        if args.pack or modes_asked(args):
+            raise UsageError("--stock is vLLM as it is: without --pack, --deterministic, --unmeasured and --parts")
         return None
     if args.pack is None:
         raise UsageError(
             "no pack is named: --pack FILE. `emmy pack build --gpu NAME OP... --out FILE` builds one of what was tuned; `--stock` serves "
             "without one"
         )
-    return using(args.pack, deterministic=args.deterministic, unmeasured=args.unmeasured)
+    return used_as_asked(args.pack, args)
 
 
 def start(

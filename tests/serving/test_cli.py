@@ -40,6 +40,13 @@ def test_unknown_flags_reach_vllm_word_by_word(vllm: Fake, pack: Path, capsys: O
     assert json.loads(words[-1])["emmy"]["pack"] == str(pack)
 
 
+def test_parts_say_what_alone_may_be_replaced(vllm: Fake, pack: Path, capsys: Out) -> None:
+    assert main(["serve", "m", "--pack", str(pack), "--parts", "linear,lm_head", "--dry-run"]) == 0
+    assert json.loads(shlex.split(capsys.readouterr().out)[-1])["emmy"]["parts"] == ["linear", "lm_head"]
+    assert main(["bench", "quality", "m", "--parts", "linear"]) == 2
+    assert "--parts are ways to use a pack" in capsys.readouterr().err
+
+
 def test_stock_is_vllms_command_alone(vllm: Fake, capsys: Out) -> None:
     assert main(["serve", "m", "--stock", "--port", "1", "--dry-run", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -55,6 +62,7 @@ def test_stock_is_vllms_command_alone(vllm: Fake, capsys: Out) -> None:
         (["m"], 2, "no pack is named"),
         (["m", "--pack", "none.emmypack"], 1, "there is no pack none.emmypack"),
         (["m", "--stock", "--deterministic"], 2, "without --pack"),
+        (["m", "--stock", "--parts", "linear"], 2, "and --parts"),
         (["--max-model-len"], 2, "required: model"),
         (["m", "--stock", "--bench", "fast"], 2, "no point of work"),
     ],
