@@ -15,11 +15,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     import torch
-    from vllm import LLM, RequestOutput
+    from vllm import LLM, EngineArgs, RequestOutput
 
 FIRST_WORD = 4  # ids below are special ones in most vocabularies
 
@@ -35,13 +35,9 @@ class Engine:
     @classmethod
     def start(cls, model: str, flags: Sequence[str]) -> Engine:
         """The engine that `vllm serve MODEL FLAGS` would have, in this process. Flags of the server alone are passed over."""
-        from vllm import LLM, EngineArgs
+        from vllm import LLM
 
-        from emmy_vllm.compat import FlexibleArgumentParser
-
-        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        args, _ = parser.parse_known_args(["--model", model, "--skip-tokenizer-init", *flags])
-        llm = LLM.from_engine_args(EngineArgs.from_cli_args(args))
+        llm = LLM.from_engine_args(engine_args(model, flags))
         return cls(llm, llm.llm_engine.model_config.get_vocab_size())
 
     def answer(self, request: Mapping[str, object]) -> dict[str, object]:
@@ -151,6 +147,23 @@ class Engine:
         )
         outputs: list[RequestOutput] = self.llm.generate(prompts, how, use_tqdm=False)
         return outputs
+
+
+def engine_args(model: str, flags: Sequence[str]) -> EngineArgs:
+    """What an engine is made of, as `vllm serve` would have it of these flags; those of the server alone are passed over."""
+    from vllm import EngineArgs
+
+    from emmy_vllm.compat import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        """`parse_args` alone knows all spellings, -O3, --a_b and -cc.a=b, and asks this for the rest, of which there is none."""
+
+        def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+            return super().parse_known_args(args, namespace)[0], []
+
+    words = ["--model", model, "--skip-tokenizer-init", *flags]
+    made: EngineArgs = EngineArgs.from_cli_args(EngineArgs.add_cli_args(Parser()).parse_args(words))
+    return made
 
 
 def main() -> int:

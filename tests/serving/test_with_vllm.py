@@ -185,3 +185,13 @@ def test_tokens_that_a_drafter_proposes_are_served_with_the_plugin_on(
     assert main([*words, *FLAGS]) == 0
     command, point = said(capsys)
     assert command["digest"] == Pack.open(served).digest and point["output_tokens_per_s"] > 0
+
+
+def test_an_engine_in_process_understands_flags_as_the_server_does(tmp_path: Path) -> None:
+    from emmy_vllm.engine import engine_args
+
+    flags = ["--port", "1", "-O1", "--max_model_len", "64", "-cc.cudagraph_mode=PIECEWISE", "--max-num-seqs=3"]
+    made = engine_args(str(tmp_path), flags)
+    assert (made.model, made.skip_tokenizer_init) == (str(tmp_path), True)
+    assert (made.max_model_len, made.max_num_seqs, int(made.optimization_level)) == (64, 3, 1)
+    assert made.compilation_config.cudagraph_mode.name == "PIECEWISE"
