@@ -46,6 +46,8 @@ def add(parser: VerbParser) -> None:
                      help="tokens of a request at most; what was cut is said beside the number")  # fmt: skip
     sub.add_argument("--most-prompts", type=count, default=0, metavar="N", help="requests of a point at most")
     sub.add_argument("--seconds", type=seconds, metavar="N", help="start no server later than that")
+    sub.add_argument("--together", action="store_true",
+                     help="servers of lanes that are compared are loaded side by side, and take turns point by point")  # fmt: skip
     sub.add_argument("--ready-seconds", type=seconds, default=1800.0, metavar="N",
                      help="how long a server may take to start (default: 1800)")  # fmt: skip
     sub.pass_on()  # what is not known are flags of vLLM, for every lane
@@ -112,7 +114,9 @@ def serving(args: Namespace, screen: Screen) -> int:
         if args.offline:
             left = InProcess(experiment, vllm, results, device_name(), told).run()
         else:
-            left = Sitting(experiment, vllm, results, device_name(), told, args.seconds, args.ready_seconds).run()
+            left = Sitting(
+                experiment, vllm, results, device_name(), told, args.seconds, args.ready_seconds, args.together
+            ).run()
     finally:
         _conclude(results, screen)
     if left:

@@ -85,6 +85,11 @@ class Lane:
         return ("--dtype", self.dtype, *self.flags)
 
 
+def groups(lanes: Sequence[Lane]) -> tuple[tuple[Lane, ...], ...]:
+    """Each lane of stock with the lanes that are compared with it: what may be loaded side by side."""
+    return tuple((s, *(x for x in lanes if x.against == s.name)) for s in lanes if not s.against)
+
+
 @dataclass(frozen=True, slots=True)
 class Offline:
     """What is timed in process: prompts of `prefill` tokens alone; per token, batches of `decode` requests after `context` tokens."""
@@ -96,6 +101,11 @@ class Offline:
     rounds: int = 7
     memory: float = 0.85  # share of the device's, for the lanes that are loaded together
     kv_gib: float = 0.0  # keys and values of each lane; with it engines start at the same time. 0: what is left
+
+    def shared(self, n: int) -> tuple[str, ...]:
+        """Flags of each of n engines that are on one device together."""
+        flags = ("--gpu-memory-utilization", f"{self.memory / n:.4f}")
+        return (*flags, "--kv-cache-memory-bytes", str(int(self.kv_gib * 2**30))) if self.kv_gib else flags
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from statistics import median
 from emmy.errors import EmmyError
 from emmy.records import now_utc
 from emmy.serving.engine import Engine, Spec, engines
-from emmy.serving.experiment import Experiment, Lane, Offline
+from emmy.serving.experiment import Experiment, Lane, Offline, groups
 from emmy.serving.installed import Vllm
 from emmy.serving.results import Results, Row
 from emmy.serving.sitting import Told, circumstances
@@ -39,11 +39,6 @@ def cases(o: Offline) -> tuple[Case, ...]:
         *(Case(f"prefill {n}", 1, n, 0) for n in o.prefill),
         *(Case(f"decode {b}", b, o.context, o.steps) for b in o.decode),
     )
-
-
-def groups(lanes: Sequence[Lane]) -> tuple[tuple[Lane, ...], ...]:
-    """Each lane of stock with the lanes that are compared with it: what is loaded at once."""
-    return tuple((s, *(x for x in lanes if x.against == s.name)) for s in lanes if not s.against)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +73,7 @@ class InProcess:
     def _group(self, wave: int, group: Sequence[Lane], left: Sequence[Case]) -> None:
         o, todo = self.experiment.offline, iter(left)
         self.told(f"wave {wave} of {self.experiment.waves}: starting the engines of {', '.join(x.name for x in group)}")
-        flags = [*self.experiment.flags, "--gpu-memory-utilization", f"{o.memory / len(group):.4f}"]
-        flags += ["--kv-cache-memory-bytes", str(int(o.kv_gib * 2**30))] if o.kv_gib else []
+        flags = (*self.experiment.flags, *o.shared(len(group)))
         specs = [
             Spec(x.name, self.experiment.model, (*flags, *x.server_flags), x.use, x.environment or {}) for x in group
         ]

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,16 +164,13 @@ def is_free(port: int) -> bool:
     return True
 
 
-def await_health(child: Child, url: str, limit_s: float) -> float:
-    """Seconds until the server answers GET url/health with 200. Raises ServingError when it ends first, or takes longer."""
-    began = time.monotonic()
-    while (took := time.monotonic() - began) < limit_s:
-        if child.code is not None:
-            raise child.died("starting")
-        if _healthy(url):
-            return time.monotonic() - began
-        time.sleep(POLL_S)
-    raise ServingError(f"{child.what} was not ready after {took:.0f} s. The end of {child.log}:\n{child.tail()}")
+def is_ready(child: Child, url: str, took_s: float, limit_s: float) -> bool:
+    """Whether the server answers GET url/health with 200. Raises ServingError when it has ended, or took longer than that."""
+    if took_s >= limit_s:
+        raise ServingError(f"{child.what} was not ready after {took_s:.0f} s. The end of {child.log}:\n{child.tail()}")
+    if child.code is not None:
+        raise child.died("starting")
+    return _healthy(url)
 
 
 def _healthy(url: str) -> bool:

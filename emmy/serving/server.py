@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from emmy.errors import UsageError
+from emmy.errors import ServingError, UsageError
+from emmy.serving import process
 from emmy.serving.command import Using, serve_words, value_of
 from emmy.serving.installed import Vllm
-from emmy.serving.process import Child, await_health, free_port, is_free, running
+from emmy.serving.process import Child, free_port, is_free, is_ready, running
 
 READY_LIMIT_S = 1800.0
 _LINE = r"^\W*(?:\(.*?\) )?\w+ [\d: -]+\[[\w./]+:\d+\] "
@@ -53,6 +55,69 @@ def _reached(host: str) -> str:
     return f"[{here}]" if ":" in here else here
 
 
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A server that was started. `began`: when, by the monotonic clock."""
+
+    url: str
+    began: float
+    child: Child
+    model: str
+    flags: tuple[str, ...]
+
+    def look(self, limit_s: float) -> Ready | None:
+        """Itself, once it answers. Raises ServingError when it has ended, or takes longer than that."""
+        took = time.monotonic() - self.began
+        return (
+            Ready(self.url, took, self.child, self.model, self.flags)
+            if is_ready(self.child, self.url, took, limit_s)
+            else None
+        )
+
+
+@contextmanager
+def started(
+    vllm: Vllm,
+    model: str,
+    flags: Sequence[str],
+    use: Using | None,
+    log: Path,
+    what: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Starting]:
+    """A server that is not ready yet, until the block is left. Raises UsageError when the flags name a port that is taken."""
+    flags = list(flags)
+    if (named := value_of(flags, "--port")) is None:
+        port = free_port()
+        flags += ["--port", str(port)]
+    else:
+        port = int(named) if named.isdecimal() else 0
+        if not 0 < port < 65536 or not is_free(port):
+            raise UsageError(f"--port {named}: taken, or no port. Leave it out, and a free one is chosen")
+    if value_of(flags, "--host") is None:
+        flags += ["--host", "127.0.0.1"]
+    url = f"http://{_reached(value_of(flags, '--host') or '')}:{port}"
+    log.unlink(missing_ok=True)  # the lines of an earlier start would be taken for this one's
+    began = time.monotonic()
+    with running(vllm.command(*serve_words(model, flags, use)), log, what, environment) as child:
+        yield Starting(url, began, child, model, tuple(flags))
+
+
+def all_ready(servers: Mapping[str, Starting], limit_s: float) -> dict[str, Ready | ServingError]:
+    """Each server once it answers, or why it never will, by name, in the order in which that was known."""
+    found: dict[str, Ready | ServingError] = {}
+    while waiting := [name for name in servers if name not in found]:
+        for name in waiting:
+            try:
+                if ready := servers[name].look(limit_s):
+                    found[name] = ready
+            except ServingError as e:
+                found[name] = e
+        if len(found) < len(servers):
+            time.sleep(process.POLL_S)
+    return found
+
+
 @contextmanager
 def serving(
     vllm: Vllm,
@@ -68,17 +133,8 @@ def serving(
 
     Raises UsageError when the flags name a port that is taken, ServingError when the server dies or is not ready in time.
     """
-    flags = list(flags)
-    if (named := value_of(flags, "--port")) is None:
-        port = free_port()
-        flags += ["--port", str(port)]
-    else:
-        port = int(named) if named.isdecimal() else 0
-        if not 0 < port < 65536 or not is_free(port):
-            raise UsageError(f"--port {named}: taken, or no port. Leave it out, and a free one is chosen")
-    if value_of(flags, "--host") is None:
-        flags += ["--host", "127.0.0.1"]
-    url = f"http://{_reached(value_of(flags, '--host') or '')}:{port}"
-    log.unlink(missing_ok=True)  # the lines of an earlier start would be taken for this one's
-    with running(vllm.command(*serve_words(model, flags, use)), log, what, environment) as child:
-        yield Ready(url, await_health(child, url, ready_limit_s), child, model, tuple(flags))
+    with started(vllm, model, flags, use, log, what, environment) as server:
+        found = all_ready({what: server}, ready_limit_s)[what]
+        if isinstance(found, ServingError):
+            raise found
+        yield found

@@ -1,8 +1,8 @@
 """Stands for `vllm.entrypoints.cli.main` in tests: `serve` answers /health, `bench serve` writes a result, both note how they were called.
 
-FAKE_VLLM holds JSON: `log`, the file of notes, and what is to go wrong: `die`: serve ends at once; `die_serving`: when the client comes;
-`code`: with which exit code; `failed`: requests of the client that fail; `short`: tokens too few; `absent`: no result is written; `cut`:
-so many characters of it.
+FAKE_VLLM holds JSON: `log`, the file of notes, and what is to go wrong: `die`: serve ends at once, of a lane that it may name;
+`die_serving`: when the client comes; `code`: with which exit code; `failed`: requests of the client that fail; `short`: tokens too
+few; `absent`: no result is written; `cut`: so many characters of it.
 """
 
 import json
@@ -25,10 +25,10 @@ def value(name: str, default: str = "") -> str:
 
 
 def serve() -> None:
-    if "die" in WANTED:
+    emmy = json.loads(value("--additional-config", "{}")).get("emmy")
+    if WANTED.get("die") in (True, "emmy" if emmy else "stock"):
         print("RuntimeError: no memory left for the cache", flush=True)
         sys.exit(WANTED.get("code", 1))
-    emmy = json.loads(value("--additional-config", "{}")).get("emmy")
 
     def stop(*_: object) -> None:
         note(stopped=True)

@@ -156,6 +156,15 @@ def test_an_experiment_gives_rows_a_table_and_a_report(
 
 
 @pytest.mark.slow
+def test_an_experiment_may_keep_its_servers_side_by_side(
+    vllm: Fake, experiment: Write, tmp_path: Path, capsys: Out
+) -> None:
+    words = ["bench", "serving", str(experiment()), "--out", str(tmp_path / "out"), "--waves", "1", "--together"]
+    assert main([*words, "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert vllm.order[2:] == ["bench", "bench", "stopped", "stopped"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_experiment_leaves_nothing_running(
     vllm: Fake, experiment: Write, tmp_path: Path, number: signal.Signals

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emmy.errors import ServingError, UsageError
 from emmy.serving import process, server
+from emmy.serving.command import value_of
 from emmy.serving.compare import entries
 from emmy.serving.experiment import Changes, read_experiment
 from emmy.serving.installed import Vllm
@@ -55,6 +57,37 @@ def test_lanes_take_turns_and_what_is_done_is_not_done_again(vllm: Fake, experim
     (row, *_) = Results.open(tmp_path / "out").rows
     assert row.about["choices"] == ["Using TRITON_ATTN attention backend"] and row.about["device"] == "a card"
     assert not any(alive(call["pid"]) for call in vllm.calls)
+
+
+def test_lanes_that_are_compared_may_be_loaded_together_and_take_turns_point_by_point(
+    vllm: Fake, experiment: Write, tmp_path: Path
+) -> None:
+    path = experiment("\n[[point]]\ninput = 16\noutput = 4\nconcurrency = 1\n[offline]\nmemory = 0.8\nkv_gib = 2\n")
+    both = replace(sitting(path, tmp_path, waves=1), together=True)
+    assert both.run() == 0
+    assert sorted(vllm.order[:2]) == ["serve emmy", "serve stock"]
+    assert vllm.order[2:] == ["bench"] * 4 + ["stopped"] * 2
+    asked = [c["argv"] for c in vllm.calls if c["argv"][0] == "serve"]  # type: ignore[index]
+    assert all(value_of(a, "--gpu-memory-utilization") == "0.4000" for a in asked)  # type: ignore[arg-type]
+    assert all(value_of(a, "--kv-cache-memory-bytes") == str(2 << 30) for a in asked)  # type: ignore[arg-type]
+    found = entries(Results.open(tmp_path / "out").rows)
+    assert [(e.point, e.lane) for e in found][1::2] == [("32/8@2", "emmy"), ("16/4@1", "emmy")]
+    assert all(str(e.ratios["ttft_p50_ms"]) == "1.250" for e in found[1::2])
+    n = len(vllm.order)
+    assert replace(both, results=Results.open(tmp_path / "out")).run() == 0 and len(vllm.order) == n
+    assert sitting(path, tmp_path, waves=1).run() == 0 and len(vllm.order) > n  # loaded alone they are measured anew
+
+
+def test_together_a_server_that_dies_costs_its_lane_alone_and_a_port_is_not_shared(
+    vllm: Fake, experiment: Write, tmp_path: Path
+) -> None:
+    vllm.behaves(die="emmy")
+    both = replace(sitting(experiment(), tmp_path, waves=1), together=True)
+    assert both.run() == 1
+    assert sorted((r.lane, r.status) for r in both.results.rows) == [("emmy", "failed"), ("stock", "ok")]
+    assert not any(alive(call["pid"]) for call in vllm.calls)
+    with pytest.raises(UsageError, match="--port names one port"):
+        replace(sitting(experiment(), tmp_path, flags=("--port", "1234")), together=True).run()
 
 
 @pytest.mark.parametrize(
