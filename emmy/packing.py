@@ -8,7 +8,7 @@ of those down to half of it, or to 2 within the rows of one atom.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,9 +26,10 @@ from emmy.search.ranges import TILE, Span, span_of, symbol_of
 from emmy.winner import Winner, find_winner, is_raced, sums_wanted, undisturbed, with_sums
 
 REACH = 2  # a time at size s speaks of the sizes above s / REACH
+SAME_STOCK = 1.25  # a stock time that exceeds its least by more is of another form; cards and days differ by less
 FAILED = ("correctness", "runtime", "timeout")  # never to be run for anybody, whatever other rows say
 STALE = "every schedule of it that was raced makes another source now: tune again"
-NOTHING = "nothing right was measured of it on {}"
+NOTHING = "no right answer with a time is stored of it on {}"
 
 Rows = Mapping[str, Sequence[Measurement]]
 
@@ -197,21 +198,26 @@ def _rivals(rows: Sequence[Measurement], schedule: str, time_us: float) -> dict[
 
 
 def _evidence(rows: Sequence[Measurement], rivals: Mapping[str, float]) -> Evidence:
-    """Of rows of one schedule: the latest's samples and circumstances, the ratio's median over all that were raced."""
-    latest = rows[-1]
-
-    def ratio(name: str) -> float | None:
-        found = [r.static[name] for r in rows if is_raced(r)]
-        return median(found) if found else None
-
-    p, d = latest.protocol, latest.device
+    """Of rows of one schedule: the race with the median ratio, of two the worse, so that all its figures are of one race."""
+    races = _of_today([r for r in rows if is_raced(r)])
+    by: Callable[[Measurement], float] = (lambda r: r.static["speedup"]) if races else (lambda r: -(r.time_us or 0.0))
+    ordered = sorted(races or rows, key=by)
+    row = ordered[(len(ordered) - 1) // 2]
+    ratio, low, high = (row.static[name] if races else None for name in ("speedup", "speedup_low", "speedup_high"))
+    p, d = row.protocol, row.device
     return Evidence(
-        "measured", latest.op, latest.source_digest, median(r.time_us or 0.0 for r in rows), latest.samples_us, None, None,
-        latest.baseline, latest.baseline_us, ratio("speedup"), ratio("speedup_low"), ratio("speedup_high"), rivals,
+        "measured", row.op, row.source_digest, row.time_us or 0.0, row.samples_us, None, None,
+        row.baseline, row.baseline_us, ratio, low, high, rivals,
         max((r.error_norm for r in rows if r.error_norm is not None), default=None),
         {"cache": p.cache, "clocks": p.clocks, "clock": p.clock, "threads": p.threads, "repeats": p.repeats},
-        d.product, d.driver, d.toolkit, latest.emmy_version, latest.time_utc, len(rows), latest.id, "",
+        d.product, d.driver, d.toolkit, row.emmy_version, row.time_utc, len(ordered), row.id, "",
     )  # fmt: skip
+
+
+def _of_today(races: Sequence[Measurement]) -> Sequence[Measurement]:
+    """The races against stock in its fastest form: it took a slower one in some before Emmy asked for the best of torch's backends."""
+    least = min((r.baseline_us for r in races if r.baseline_us), default=0.0)
+    return [r for r in races if (r.baseline_us or 0.0) <= SAME_STOCK * least]
 
 
 def _of_prediction(p: Prediction, target: Target) -> Evidence:

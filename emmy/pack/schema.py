@@ -33,6 +33,8 @@ class Argument:
 class Evidence:
     """Why a schedule is used, or is not. Times are microseconds of the whole plan.
 
+    Of several races the figures are those of one, that with the median ratio, of two the worse.
+
     op:      that was timed: of a range, the range's or its upper end
     source:  what is kept of the digest of the text that was timed (`source_mark`)
     ratio:   times as fast as `stock`, in turns with it; low..high is its spread. None: never raced
@@ -61,8 +63,8 @@ class Evidence:
     toolkit: str
     emmy: str
     time_utc: str
-    rows: int
-    row: str  # id of the latest
+    rows: int  # races, or times where there is none, of which it is one
+    row: str  # its id
     note: str
 
 

@@ -13,6 +13,7 @@ from emmy.codegen.build import source
 from emmy.errors import UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.target import load_target
+from emmy.pack import Choice
 from emmy.packing import REACH, Verdict, offers, shared_out
 from emmy.records import Measurement
 from tests.data.conftest import make_row, write_journal
@@ -41,13 +42,32 @@ def test_a_size_is_emmys_only_where_a_time_of_it_won(tmp_path: Path) -> None:
             row(5, "64", 0.9, baseline="sdpa:flash")]  # fmt: skip
     write_journal(tmp_path, "run", rows)
     (made,) = offers([parse_op(OP)], CPU, tmp_path)
+    nothing = "no right answer with a time is stored of it on cpu"
     assert [(c.lo, c.hi, c.why.partition(":")[0]) for c in made.choices] == [
         (1, 1, ""), (2, 8, "no win"), (9, 16, "it was never raced with the stock kernel"),
-        (17, 24, "nothing right was measured of it on cpu"), (25, 48, ""), (49, 63, "nothing right was measured of it on cpu"),
+        (17, 24, nothing), (25, 48, ""), (49, 63, nothing),
         (64, 64, "no win"),
     ]  # fmt: skip
     assert made.choices[4].op.key == OP.replace("1..64", "17..48")  # the code that was timed
     assert made.choices[6].why == "no win: 0.900 times as fast as sdpa:flash"
+
+
+def test_of_several_races_the_figures_are_those_of_one_and_of_two_the_worse_decides(tmp_path: Path) -> None:
+    won, lost, old = row(0, "8", 1.03), row(1, "8", 0.99), row(2, "8", 2.5, baseline_us=250.0)
+    (made,) = _offered(tmp_path / "two", [won, lost])
+    assert made.why.startswith("no win: 0.990 times") and made.evidence is not None and made.evidence.row == lost.id
+    won, third = replace(won, samples_us=(100.0,)), row(3, "8", 1.04)
+    (made,) = _offered(tmp_path / "three", [won, lost, third])
+    assert made.evidence is not None and (made.why, made.evidence.row, made.evidence.rows) == ("", won.id, 3)
+    assert (made.evidence.time_us, made.evidence.stock_us, made.evidence.ratio) == (100.0, 110.0, 1.03)
+    (made,) = _offered(tmp_path / "old", [won, old])  # stock has a faster form now
+    assert made.evidence is not None and (made.evidence.ratio, made.evidence.rows) == (1.03, 1)
+
+
+def _offered(home: Path, rows: list[Measurement]) -> tuple[Choice, ...]:
+    write_journal(home, "run", rows)
+    (made,) = offers([parse_op(OP.replace("m(1..64)", "8"))], CPU, home)
+    return made.choices
 
 
 def test_kernels_of_a_server_s_backends_are_judged_where_the_pack_is_opened(tmp_path: Path) -> None:
