@@ -26,14 +26,16 @@ def load_plan(op: Op, schedule: str, target: Target) -> LoadedPlan:
     """The op under one schedule. Raises IllegalMove, PlanError, CompileError or LaunchError."""
     plan = replay(op.program(), schedule, target)
     serves = {s.name: (s.lo, s.hi) for s in plan.guard}
-    return LoadedPlan(_built(plan, target), _backend(target), serves, _forms(op.program()), _contents(op.program()))
+    return LoadedPlan(
+        _built(plan, target), _backend(target), serves, _forms(op.program()), _contents(op.program()), op.key
+    )
 
 
 def load_table(op: Op, table: Dispatch, target: Target) -> LoadedTable:
     """The op under a table: each range compiled by itself. Raises UsageError when the table is not of the op's sizes, too."""
     plans = table.plans(op.program(), target)
     ranges = [PlanRange(r.lo, r.hi, _built(p, target)) for r, p in zip(table.ranges, plans, strict=True)]
-    return LoadedTable(table.symbol, ranges, _backend(target), _forms(op.program()), _contents(op.program()))
+    return LoadedTable(table.symbol, ranges, _backend(target), _forms(op.program()), _contents(op.program()), op.key)
 
 
 def _forms(program: Program) -> dict[str, Form]:

@@ -79,6 +79,10 @@ class TorchOp:
     _plans: dict[int, _Loaded] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __repr__(self) -> str:
+        where = f"gpu={self.gpu!r}, threads={self.threads}"
+        return f"TorchOp({self.op.key!r}, {where}, origin={self.origin!r}, schedules={self.schedules!r})"
+
     def __post_init__(self, given: str | None, home: Path | None) -> None:
         self._load = partial(load, self.op, given, gpu=self.gpu, threads=self.threads, home=home)
         p = self.program

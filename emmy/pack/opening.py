@@ -43,12 +43,17 @@ class PackedPlan:
     def __init__(self, case: Case, loaded: LoadedPlan) -> None:
         self.case, self.loaded = case, loaded
 
+    def __repr__(self) -> str:
+        mine = sum(r.code is not None for r in self.case.ranges)
+        return f"PackedPlan({self.case.op!r}, {mine} of {len(self.case.ranges)} ranges)"
+
     def range(self, size: int = 0) -> Served | None:
         """Who serves a size of the symbol; None for one that the op does not have."""
         sized = self.case.symbol
         return next((r for r in self.case.ranges if not sized or r.lo <= size <= r.hi), None)
 
     def serves(self, size: int = 0) -> bool:
+        """Whether a size of the symbol is Emmy's; of an op without one, whether the op is, whatever the size."""
         found = self.range(size)
         return found is not None and found.code is not None
 
@@ -89,6 +94,9 @@ class Pack:
         self._archive, self.manifest, self.unmeasured, self._here = archive, manifest, unmeasured, here
         self._cases = {c.op: replace(c, ranges=tuple(map(self._served, c.ranges))) for c in manifest.cases}
         self.rebuilt: dict[str, str] = {}  # source -> why its binary was compiled here
+
+    def __repr__(self) -> str:
+        return f"Pack({str(self._archive.path)!r}, {len(self._cases)} ops for {self.manifest.card.product}, {self.digest[:16]})"
 
     @staticmethod
     def build(
@@ -174,9 +182,9 @@ class Pack:
         paths = [self.library(r.code) if r.code else None for r in case.ranges]
         if case.symbol:
             ranges = [PlanRange(r.lo, r.hi, p) for r, p in zip(case.ranges, paths, strict=True)]
-            return PackedPlan(case, LoadedTable(case.symbol, ranges, device, forms))
+            return PackedPlan(case, LoadedTable(case.symbol, ranges, device, forms, name=case.op))
         assert paths[0] is not None
-        return PackedPlan(case, LoadedPlan(paths[0], device, forms=forms))
+        return PackedPlan(case, LoadedPlan(paths[0], device, forms=forms, name=case.op))
 
     def _served(self, r: Served) -> Served:
         """The range as it is served here: stock has what was never measured, unless that is asked for."""

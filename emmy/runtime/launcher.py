@@ -93,7 +93,7 @@ class BoundPlan:
     def __init__(
         self, plan: LoadedPlan, buffers: Sequence[Buffer], syms: Sequence[int], threads: int, stream: int
     ) -> None:
-        self._what, self._keep, self._handle = str(plan.path), (plan, *buffers), plan._handle
+        self._what, self._keep, self._handle = plan.name, (plan, *buffers), plan._handle
         self._syms = (ctypes.c_int64 * max(1, len(syms)))(*syms)
         addresses = [b if isinstance(b, int) else b.ctypes.data for b in buffers]
         self._arguments = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
@@ -120,14 +120,16 @@ class LoadedPlan:
         serves: Mapping[str, tuple[int, int]] = MappingProxyType({}),
         forms: Mapping[str, Form] = MappingProxyType({}),
         contents: Contents | None = None,
+        name: str = "",
     ) -> None:
         """`serves`: the sizes lo..hi that the plan was made for, by symbol; `forms`: what its arguments are, by name.
+        `name`: of the op, for what is said to whoever calls it; without one it is called by its file.
 
         What is not of them is refused when the plan is bound; without forms only the bytes of an array are known.
         Raises LaunchError when the library cannot be loaded, CompileError when the launcher cannot be built.
         """
         self.path, self.device, self.serves, self.forms = Path(path), device, serves, forms
-        self.contents = contents
+        self.contents, self.name = contents, name or str(path)
         self._open("emmy_open", device.encode(), str(path).encode())
 
     def _open(self, call: str, *what: object) -> None:
@@ -139,11 +141,14 @@ class LoadedPlan:
         self.syms = tuple(info.syms[i].decode() for i in range(info.n_syms))
         self.n_launches: int = info.n_launches
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.device!r}, {', '.join((*self.arguments, *self.syms))})"
+
     @property
     def handle(self) -> int:
         """Address of the EmmyHandle, for C++ that runs the plan itself (launcher.h), while this object lives. Raises UsageError."""
         if self._handle is None or self._handle.value is None:
-            raise UsageError(f"{self.path} is closed")
+            raise UsageError(f"{self.name} is closed")
         return self._handle.value
 
     def argument_bytes(self, syms: Sequence[int] = ()) -> tuple[int, ...]:
@@ -166,14 +171,14 @@ class LoadedPlan:
         positions that an array holds are, whenever the result is called.
         """
         if self._handle is None:
-            raise UsageError(f"{self.path} is closed")
+            raise UsageError(f"{self.name} is closed")
         args = self._ordered(buffers, self.arguments, "argument")
         sizes = self._ordered(syms, self.syms, "size")
         self._serves(sizes)
         if threads < 1:
-            raise UsageError(f"{self.path}: {threads} threads; at least 1 is needed")
+            raise UsageError(f"{self.name}: {threads} threads; at least 1 is needed")
         for name, why in self._refusals(args, sizes):
-            raise UsageError(f"{self.path}: argument {name} {why}")
+            raise UsageError(f"{self.name}: argument {name} {why}")
         return BoundPlan(self, args, sizes, threads, stream)
 
     def run(
@@ -202,27 +207,27 @@ class LoadedPlan:
         if self.contents is not None:
             given = dict(zip(self.arguments, args, strict=True))
             for why in self.contents(given, dict(zip(self.syms, sizes, strict=True))):
-                raise UsageError(f"{self.path}: {why}")
+                raise UsageError(f"{self.name}: {why}")
 
     def _serves(self, sizes: Sequence[int]) -> None:
         """Raises UsageError for sizes that are not served: kernels trust theirs."""
         for name, size in zip(self.syms, sizes, strict=True):
             if not hasattr(size, "__index__"):
-                raise UsageError(f"{self.path}: {name} is {size!r}, a whole number is needed")
+                raise UsageError(f"{self.name}: {name} is {size!r}, a whole number is needed")
             lo, hi = self.serves.get(name, (0, _MOST))
             if not lo <= size <= hi:
-                raise UsageError(f"{self.path}: {name} is {size}, {self.kind} serves {lo}..{hi}")
+                raise UsageError(f"{self.name}: {name} is {size}, {self.kind} serves {lo}..{hi}")
 
     def _ordered(self, given: Sequence[T] | Mapping[str, T], names: tuple[str, ...], what: str) -> tuple[T, ...]:
         if isinstance(given, Mapping):
             missing = [n for n in names if n not in given]
             if missing:
                 raise UsageError(
-                    f"{self.path}: no {what} {missing[0]}; got {', '.join(given)}, the plan takes {', '.join(names)}"
+                    f"{self.name}: no {what} {missing[0]}; got {', '.join(given)}, the plan takes {', '.join(names)}"
                 )
             return tuple(given[n] for n in names)
         if len(given) != len(names):
-            raise UsageError(f"{self.path}: got {len(given)} {what}s; the plan takes {len(names)}: {', '.join(names)}")
+            raise UsageError(f"{self.name}: got {len(given)} {what}s; the plan takes {len(names)}: {', '.join(names)}")
         return tuple(given)
 
     def close(self) -> None:

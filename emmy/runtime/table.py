@@ -38,9 +38,11 @@ class LoadedTable(LoadedPlan):
         device: str = "cpu",
         forms: Mapping[str, Form] = MappingProxyType({}),
         contents: Contents | None = None,
+        name: str = "",
     ) -> None:
         """Ranges in order, without gaps. Raises LaunchError when a plan cannot be loaded or they make no table."""
-        self.path = next((r.path for r in ranges if r.path), Path("empty table"))  # names the table in errors
+        self.path = next((r.path for r in ranges if r.path), Path("empty table"))  # names it where it cannot be loaded
+        self.name = name or str(self.path)
         self.device, self.forms, self.ranges, self.contents = device, forms, tuple(ranges), contents
         self.serves = {symbol: (ranges[0].lo, ranges[-1].hi)} if ranges else {}
         n = len(ranges)
@@ -64,10 +66,10 @@ class LoadedTable(LoadedPlan):
 
     def _serves(self, sizes: Sequence[int]) -> None:
         if self._handle is None:
-            raise UsageError(f"{self.path} is closed")
+            raise UsageError(f"{self.name} is closed")
         super()._serves(sizes)
         for r in self.ranges:
             if r.path is None and r.lo <= sizes[0] <= r.hi:
                 raise UsageError(
-                    f"{self.path}: {self.syms[0]} is {sizes[0]}; this table leaves {r.lo}..{r.hi} to its caller"
+                    f"{self.name}: {self.syms[0]} is {sizes[0]}; this table leaves {r.lo}..{r.hi} to its caller"
                 )

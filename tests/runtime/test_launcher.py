@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,17 @@ def test_wrong_arguments_are_refused_by_name(plan: LoadedPlan) -> None:
         plan.run(good, {"m": 10}, threads=0)
     with pytest.raises(UsageError, match="argument A is a list"):
         plan.run({**good, "A": good["A"].tolist()}, {"m": 10})
+
+
+def test_what_is_wrong_with_a_call_is_said_of_the_op_and_without_a_name_of_the_file(plan: LoadedPlan) -> None:
+    with (
+        load_plan(OP, SCHEDULE, TARGET) as named,
+        pytest.raises(UsageError, match=f"^{re.escape(OP.key)}: no argument"),
+    ):
+        assert repr(named).startswith(f"LoadedPlan({OP.key!r}, 'cpu', ")
+        named.run({}, {"m": 10})
+    with pytest.raises(UsageError, match=r"\.so: no argument"):
+        plan.run({}, {"m": 10})
 
 
 def test_sizes_that_a_plan_was_not_made_for_are_refused() -> None:
