@@ -15,6 +15,7 @@ COLOURS: dict[Lane, str] = {
 _A_ROW, _PITCH, _PLOT, _LABELS, _LEFT, _HEAD = 65, 24, 170, 150, 46, 44  # cases a row, then pixels
 _MOST = 3.0  # times eager's speed: what is higher is cut off, and its number written
 _ROOMY = 14.0
+_LEGEND, _LEAST = 130, 520  # pixels of a lane in the legend, and at least of all, for the title
 
 
 def chart_svg(cases: Sequence[CaseLanes], *, alone: bool = True) -> str:
@@ -28,7 +29,8 @@ def chart_svg(cases: Sequence[CaseLanes], *, alone: bool = True) -> str:
         key=lambda c: (c.kind, tier_order(c.tier), -max(_speeds(c, shown).values())),
     )
     rows = [drawn[i : i + _A_ROW] for i in range(0, len(drawn), _A_ROW)]
-    width, height = _LEFT + _PITCH * min(_A_ROW, max(1, len(drawn))) + 20, _HEAD + (_PLOT + _LABELS) * len(rows)
+    width = max(_LEFT + _PITCH * min(_A_ROW, max(1, len(drawn))) + 20, _LEAST, _LEFT + _LEGEND * len(shown))
+    height = _HEAD + (_PLOT + _LABELS) * len(rows)
     body = [*_legend(shown)]
     for i, row in enumerate(rows):
         body += _row(row, shown, _HEAD + i * (_PLOT + _LABELS) + _ROOMY)
@@ -44,8 +46,8 @@ def _speeds(case: CaseLanes, lanes: Sequence[Lane]) -> dict[Lane, float]:
 def _legend(lanes: Sequence[Lane]) -> Iterator[str]:
     yield _text(_LEFT, 16, "speed, times that of eager torch (the line at 1); cases by kind and tier", 13)
     for i, lane in enumerate(lanes):
-        yield f'<rect x="{_LEFT + 130 * i}" y="25" width="11" height="11" fill="{COLOURS[lane]}"/>'
-        yield _text(_LEFT + 130 * i + 16, 35, lane, 12)
+        yield f'<rect x="{_LEFT + _LEGEND * i}" y="25" width="11" height="11" fill="{COLOURS[lane]}"/>'
+        yield _text(_LEFT + _LEGEND * i + 16, 35, lane, 12)
 
 
 def _row(cases: Sequence[CaseLanes], lanes: Sequence[Lane], top: float) -> Iterator[str]:

@@ -256,6 +256,7 @@ def test_the_chart_by_itself_is_a_picture_with_a_bar_a_case_and_lane() -> None:
         "a, compile: 2.000 times eager, 10 us", "a, emmy: 2.000 times eager, 10 us", "b, emmy: 0.500 times eager, 20 us",
         "c, emmy: 4.000 times eager, 10 us",
     ]  # fmt: skip
+    assert float(root.get("width", "0")) >= 500, "the title has room however few cases there are"
 
 
 def test_the_command_sums_up_and_writes_both_pictures(
