@@ -17,7 +17,7 @@ from emmy.ir.ops.op import PARSERS
 from emmy.workloads.decoder import Config, Decoder, Layers, read_decoder
 
 Width = int | tuple[int, int]  # rows of a step: a number, or a range lo..hi that is open until run time
-Form = Literal["", "merged", "separate", "normed"]
+Form = Literal["", "merged", "separate", "normed", "twice"]
 WIDTHS: tuple[Width, ...] = (1, 8, 64, 512, 2048)
 _WIDEST = 1 << 20
 
@@ -25,7 +25,8 @@ _WIDEST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class DecoderCase:
     """One kernel shape of a step, launched `count` times in it. `part` says what it computes: several forms of a part are
-    alternatives, of which a step runs one ("merged" weights, "separate" ones, or "normed": merged behind their RMSNorm).
+    alternatives, of which a step runs one ("merged" weights, "separate" ones, "normed": merged behind their RMSNorm,
+    or "twice": merged, and a weight of keys that are the values too stored twice, as vLLM does).
     """
 
     id: str
@@ -40,7 +41,7 @@ class DecoderCase:
     @property
     def is_served(self) -> bool:
         """Whether it is a product as a server runs it: weights merged, its norm and attention apart."""
-        return self.kind in ("matmul", "geglu", "swiglu") and self.form in ("merged", "")
+        return self.kind in ("matmul", "geglu", "swiglu") and self.form in ("merged", "twice", "")
 
     def op_text(self) -> str | None:
         """The op this case is, or None while no op expresses its kind."""
@@ -138,6 +139,10 @@ class _Step:
         hidden, bias = m.hidden, m.qkv_bias
         all_columns = q + kv * (1 if g.k_is_v else 2)
         yield self._linear(f"qkv_proj{suffix}", all_columns, hidden, g.count, bias, part=f"qkv{suffix}", form="merged")
+        if g.k_is_v:
+            yield self._linear(
+                f"twice_qkv_proj{suffix}", q + 2 * kv, hidden, g.count, bias, part=f"qkv{suffix}", form="twice"
+            )
         yield self._linear(f"q_proj{suffix}", q, hidden, g.count, bias, part=f"qkv{suffix}", form="separate")
         n_kv = g.count * (1 if g.k_is_v else 2)  # one shape: keys and values
         name = "k_proj" if g.k_is_v else "kv_proj"

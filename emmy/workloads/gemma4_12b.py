@@ -124,10 +124,8 @@ def server_cases() -> tuple[DecoderCase, ...]:
     out = []
     dtypes: tuple[DType, ...] = ("f16", "bf16")
     for dtype in dtypes:
-        twice = from_config({**CONFIG, "attention_k_eq_v": False}, [SERVER_ROWS], dtype=dtype)
         own = from_config(CONFIG, [SERVER_ROWS], dtype=dtype)
-        both = [replace(c, id=f"twice_{c.id}") for c in twice if c.part == "qkv.global"]
-        out += [replace(c, id=f"{c.id}.{dtype}") for c in (*own, *both) if c.is_served]
+        out += [replace(c, id=f"{c.id}.{dtype}") for c in own if c.is_served]
         out += [_attention(*a, dtype) for a in SERVER_ATTENTION]
         out += [_between_blocks(dtype, place) for place in ("attention", "mlp")]
     return tuple(out)

@@ -3,7 +3,8 @@ any dense decoder that a Hugging Face config.json describes. Knows no device.
 
     @config:PATH[:widths=1,8,64][:tp=2][:dtype=f16][:context=4096][:form=server][:only=qkv*,o_*]
 
-A width may be a range: widths=1..4096. `form=server`: the products alone, as vLLM runs them, with merged weights.
+A width may be a range: widths=1..4096. `form=server`: the products alone, as vLLM runs them, with merged weights (keys that
+  are the values too are there once and twice, as vLLM has them).
 """
 
 from __future__ import annotations
