@@ -2,7 +2,7 @@
 
     import emmy
     result = emmy.tune("matmul:512x1024x3840:f32", gpu="cpu", budget="60s")
-    print(result.ratio, result.best.schedule)
+    print(result.best.schedule, result.best.time_us, result.speedup)
 
 Names are loaded when they are first used, so that importing Emmy costs nothing.
 """

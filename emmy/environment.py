@@ -257,8 +257,8 @@ def _model(target: Target, home: Path) -> Check:
             name,
             "note",
             "none: the search is led by its own trials",
-            f"emmy train-costmodel{'' if target.is_cpu else f' --gpu {target.name}'}, "
-            "once 50 different schedules are measured",
+            f"emmy train-costmodel{'' if target.is_cpu else f' --gpu {target.name}'}: of 50 different schedules or more; "
+            "it leads once it ranks problems held out better than chance",
         )
     return Check(name, "ok", f"{model.digest}, trained on {model.card.rows} rows at {model.card.time_utc}")
 

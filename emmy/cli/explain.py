@@ -39,8 +39,11 @@ def run(args: Namespace, screen: Screen) -> int:
 
 
 def _lines(e: Explanation) -> list[str]:
+    from emmy.ir.target import load_target
+
     counts = ", ".join(f"{n} {status}" for status, n in e.statuses.items())
-    out = [f"{e.op} on {e.target}, threads: {e.threads}", f"  schedule  {schedule_text(e.schedule)}"]
+    threads = f", threads: {e.threads}" * load_target(e.target).is_cpu
+    out = [f"{e.op} on {e.target}{threads}", f"  schedule  {schedule_text(e.schedule)}"]
     if e.predicted:
         out += [f"  {e.predicted}{f' ({counts})' if counts else ''}", f"  interval  {e.predicted.basis}"]
     elif e.time_us is None:
@@ -50,7 +53,9 @@ def _lines(e: Explanation) -> list[str]:
             f"Tune it: emmy tune {quote(e.op)} {measured_where(e.target, e.threads)}"
         )
     else:
-        out.append(f"  time      {number(e.time_us)} us, the best of {e.schedules} schedules with a time ({counts})")
+        out.append(
+            f"  time      {number(e.time_us)} us, the best of {e.schedules} schedules with a time (measurements: {counts})"
+        )
     if e.speedup:
         verdict = "tie" if e.speedup.is_tie else "win" if e.speedup.median > 1 else "loss"
         out.append(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def show_trained(r: TrainReport, force: bool, screen: Screen) -> None:
     """What a model learnt from, how it ranks, and whether it leads now."""
-    dropped = "".join(f"; {n} rows left out: {why}" for why, n in r.dropped.items())
+    dropped = "".join(f"; {counted(n, 'row')} left out: {why}" for why, n in r.dropped.items())
     screen.show(f"{r.target}: {r.samples} samples of {r.rows} rows in {r.seconds:.1f} s{dropped}")
     for d in r.trained.model.card.donors if r.trained else ():
         screen.show(f"  and {d.samples} samples of {d.target}, which count {d.weight:.3g} each")

@@ -127,7 +127,9 @@ class Snapshot:
             columns = tuple(str(d[0]) for d in answer.description or ())
             return Table(columns, tuple(cast("list[tuple[object, ...]]", answer.fetchall())))
         except duckdb.Error as e:
-            raise UsageError(f"the query failed: {e}") from None
+            raise UsageError(
+                f"the query failed: {e}\nThe tables are measurement, ok, best and stored; `DESCRIBE measurement` lists columns"
+            ) from None
 
     def close(self) -> None:
         self._con.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from emmy.ir.dtype import DTYPES, DType
@@ -64,7 +65,8 @@ class AtomKind:
             return (
                 None
                 if allowed
-                else f"{self.name} has no shape {m}x{n}x{k}; m is one of {self.ms}, n of {self.ns}, k of {self.ks}"
+                else f"{self.name} has no shape {m}x{n}x{k}; m is one of {_listed(self.ms)}, n of {_listed(self.ns)}, "
+                f"k of {_listed(self.ks)}"
             )
         lanes = target.vector_bits // 32
         if width > lanes or width & (width - 1):
@@ -80,6 +82,13 @@ class AtomKind:
             need = f"{vectors} vectors of sums and {spare + 1} of operands"
             return f"{self.name} {m}x{n} keeps {need}, {target.name} has {target.vector_registers} registers"
         return None
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    """`8, 16 .. 256` of numbers in equal steps, `1, 2, 3, 4, 6` of others."""
+    if len(values) > 3 and len({b - a for a, b in pairwise(values)}) == 1:
+        return f"{values[0]}, {values[1]} .. {values[-1]}"
+    return ", ".join(map(str, values))
 
 
 _HALVES: tuple[DType, ...] = ("f16", "bf16")

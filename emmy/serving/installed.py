@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from emmy import config
 from emmy.errors import ServingError
 
 OLDEST, BELOW = (0, 25), (0, 34)  # the range the plugin is tested on; `emmy_vllm` refuses others too
@@ -64,7 +65,7 @@ def find_vllm(*, plugin: bool) -> Vllm:
     if plugin and not found.has_plugin:
         raise ServingError(
             f"the Python of vLLM, {found.python}, does not have Emmy's plugin, so vLLM would serve without the pack. Install Emmy there: "
-            f"{found.python} -m pip install emmy; or leave the pack out: --stock"
+            f"{found.python} -m pip install {config.checkout() or 'emmy'}; or leave the pack out: --stock"
         )
     return found
 

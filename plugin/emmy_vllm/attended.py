@@ -159,7 +159,7 @@ class Attended:
 
     def lines(self) -> Iterator[str]:
         """Who serves what, a line each."""
-        yield f"attention {self.shape}: {self.n_layers} layers, {self.backend}"
+        yield f"attention {self.shape}: {self.n_layers} layer{'s' * (self.n_layers != 1)}, {self.backend}"
         for k in self.kernels:
             sizes = ", ".join(r.sizes or "any" for r in k.case.ranges if r.code)
             yield f"  Emmy {f'decoding of {sizes} requests' if k.op.decodes else f'prompts of {sizes} tokens'}: {k.op.key}"

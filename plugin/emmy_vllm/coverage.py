@@ -52,7 +52,8 @@ def _ranges(table: Table) -> Iterator[str]:
             said.append((r.lo, r.hi, text))
     for lo, hi, text in said:
         who, _, why = text.partition(": ")
-        yield f"{who:5s} {lo}..{hi} rows{why and f': {why}'}"
+        rows = f"{lo}..{hi} rows" if hi > lo else "1 row" if lo == 1 else f"{lo} rows"
+        yield f"{who:5s} {rows}{why and f': {why}'}"
 
 
 def _layers(names: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ def test_a_version_outside_the_tested_range_is_refused(monkeypatch: pytest.Monke
 def test_a_vllm_without_the_plugin_serves_stock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "_ask", lambda python: Vllm(python, "0.25.1", "2.11.0", "", False))
     assert not find_vllm(plugin=False).has_plugin
-    with pytest.raises(ServingError, match=r"does not have Emmy's plugin.*pip install emmy"):
+    with pytest.raises(ServingError, match=r"does not have Emmy's plugin.*-m pip install /"):
         find_vllm(plugin=True)
 
 
