@@ -32,7 +32,7 @@ from emmy.ir.moves import Move
 from emmy.ir.moves.raster import Raster
 from emmy.ir.moves.roles import Persist
 from emmy.ir.moves.streamk import StreamK
-from emmy.ir.ops import Attention, Formula, FormulaOp, Op, PagedAttention, Products
+from emmy.ir.ops import Attention, Formula, FormulaOp, Op, PagedAttention, Products, RowOp
 from emmy.ir.plan import BLOCK_LEVELS, Launch, Plan
 from emmy.ir.program import Dim, Sym, upper
 from emmy.ir.schedule import format_schedule, parse_schedule, replay
@@ -195,7 +195,10 @@ def _of_sizes(op: Products | FormulaOp, sizes: Mapping[str, int]) -> Iterator[Op
         open_m = ((a, d, sizes[a] if a in walked else min(upper(d), _ROWS_OF_TABLE)) for a, d in program.dims)
         dims = ((a, Sym(d.name, min(d.lo, n), n) if isinstance(d, Sym) else n) for a, d, n in open_m)
         with suppress(PlanError):
-            yield Formula(replace(program, dims=tuple(dims)))
+            small = replace(program, dims=tuple(dims))
+            sized = dict(small.dims)
+            own = replace(op, m=sized["m"], n=sizes["n"]) if isinstance(op, RowOp) else None
+            yield own if own is not None and own.program() == small else Formula(small)
         return
     if isinstance(op.m, Sym):
         at["m"] = Sym(op.m.name, min(op.m.lo, sizes["m"]), sizes["m"])

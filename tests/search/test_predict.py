@@ -171,6 +171,12 @@ CASES = [
 ]  # fmt: skip
 
 
+def test_a_reduced_op_of_rows_keeps_its_short_name_where_its_columns_stay() -> None:
+    schedule = "k0/split(m,grid,2) k0/split(n,warp,1920) k0/split(m,warp,1) k0/split(m,lane,1)"
+    found = reduced(parse_op("rms_norm:512x3840:f16"), schedule, load_target("rtx4090"))
+    assert found is not None and found[0].key == "rms_norm:4x3840:f16"
+
+
 @pytest.mark.parametrize(("op", "schedule"), CASES, ids=["plain", "ragged", "symbolic", "splitk", "batched"])
 def test_a_reduced_op_is_small_and_keeps_loops_rings_and_raggedness(op: str, schedule: str) -> None:
     target, whole = load_target("rtx4090"), parse_op(op)
