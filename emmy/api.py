@@ -359,7 +359,7 @@ def bench(
                 with device(target, threads, wait=wait, measurer=measurer):
                     pass  # that the card is not here is the first thing to say
             raise UsageError(
-                f"nothing is stored of {op} on {gpu} with {threads} threads{_of_ranges(op, gpu, threads, home)}. Tune it: "
+                f"nothing is stored of {op} on {gpu} with --threads {threads}{_of_ranges(op, gpu, threads, home)}. Tune it: "
                 f"`emmy tune {quote(op.key)} --gpu {gpu} --threads {threads}`, or name a schedule: --schedule '...'"
             )
         schedule = best.schedule if best else pick.schedule if pick else ""

@@ -5,6 +5,9 @@ Expected refusals (a move that is illegal at a site) are values, not exceptions;
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class EmmyError(Exception):
     """Base of all errors. `exit_code` is what the command line returns for it."""
@@ -20,6 +23,12 @@ def _again(kind: type[EmmyError], args: tuple[object, ...]) -> EmmyError:
     error = kind.__new__(kind)
     error.args = args
     return error
+
+
+def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The question whether the nearest of the known names was meant, behind a blank; "" where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 class UsageError(EmmyError):

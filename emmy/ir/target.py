@@ -6,7 +6,6 @@ A GPU is one TOML of product figures under `targets/`, on top of one TOML per co
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from emmy.errors import NoSuchDevice, PlanError
+from emmy.errors import NoSuchDevice, PlanError, meant
 from emmy.ir.cpu_detect import Isa, detect
 
 CPU_ISAS: dict[str, Isa | None] = {"cpu": None, "cpu-avx2": "avx2", "cpu-portable": "portable"}
@@ -118,8 +117,7 @@ def load_target(name: str) -> Target:
     if name in CPU_ISAS:
         return _cpu(name, CPU_ISAS[name])
     if name not in target_names():
-        close = difflib.get_close_matches(name, target_names(), n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        hint = meant(name, target_names(), cutoff=0.5)
         raise NoSuchDevice(f"no target is named {name!r}.{hint} Targets: {', '.join(target_names())}")
     return _gpu(name)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from emmy.errors import UsageError
+from emmy.errors import UsageError, meant
 from emmy.ir.dtype import DTYPES, DType
 from emmy.ir.ops import parse_op
 from emmy.workloads import gemma4_12b
@@ -52,7 +52,7 @@ def load(name: str) -> tuple[AnyCase, ...]:
     base, _, pattern = name.partition("/")
     if base not in SETS:
         known = ", ".join((*SETS, *OPS, f"{CONFIG}PATH"))
-        raise UsageError(f"no workload is named {base!r}. Workloads: {known}")
+        raise UsageError(f"no workload is named {base!r}.{meant(base, SETS)} Workloads: {known}")
     return _matching(name, base, SETS[base](), pattern)
 
 

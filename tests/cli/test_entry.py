@@ -97,6 +97,8 @@ BAD = [
     (2, ["tune"], "required"),
     (2, ["tune", "matmul:64x64"], "shape"),
     (2, ["tune", "conv:1x1"], "the kind before the colon is not one of attention, bmm"),
+    (2, ["show", "matml:8x8x8:f32"], "Did you mean matmul? An example is"),
+    (2, ["show", "@gemma4-12c"], "no workload is named '@gemma4-12c'. Did you mean @gemma4-12b?"),
     (2, ["tune", "@nothing"], "no workload"),
     (2, ["tune", OP, "--budget", "soon"], "such as 60s"),
     (2, ["tune", OP, "--threads", "0"], "positive"),

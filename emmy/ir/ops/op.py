@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from emmy.errors import UsageError
+from emmy.errors import UsageError, meant
 from emmy.ir.dtype import Floats, decode, encode, epsilon
 from emmy.ir.expr import Array
 from emmy.ir.program import Program
@@ -148,6 +148,7 @@ def parse_op(text: str) -> Op:
     if kind not in PARSERS:
         shown = text if len(text) <= 100 else text[:100] + "..."
         raise UsageError(
-            f"op {shown!r}: the kind before the colon is not one of {', '.join(sorted(PARSERS))}; an example is matmul:512x4096x3840:f32"
+            f"op {shown!r}: the kind before the colon is not one of {', '.join(sorted(PARSERS))}.{meant(kind, PARSERS)} "
+            f"An example is matmul:512x4096x3840:f32"
         )
     return PARSERS[kind](rest)

@@ -6,7 +6,6 @@ Where the tables come from and under which licence: README.md and LICENSE beside
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emmy.errors import UsageError
+from emmy.errors import UsageError, meant
 from emmy.workloads.recorded.files import is_path, read_recording
 
 _SUFFIX = ".parquet"
@@ -54,9 +53,7 @@ def load(name: str) -> RecordedTable:
         found = read_recording(Path(name))
         return _table(name, found.parameters, found.values, found.time_ms, found.status)
     if name not in names():
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise UsageError(f"no recorded space is named {name!r}.{hint} Recorded: {', '.join(names())}")
+        raise UsageError(f"no recorded space is named {name!r}.{meant(name, names())} Recorded: {', '.join(names())}")
     import duckdb  # only the tuner needs it
 
     with resources.as_file(resources.files(__name__) / f"{name}{_SUFFIX}") as path, duckdb.connect() as db:
