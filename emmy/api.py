@@ -58,7 +58,7 @@ from emmy.search.session import load_model
 from emmy.search.sitting import Sitting
 from emmy.search.tuner import Stop, TuneResult
 from emmy.tuning import Terms, Tuning
-from emmy.winner import by_schedule, find_winner, measured_rows
+from emmy.winner import best_first, by_schedule, find_winner, measured_rows
 from emmy.workloads import op_texts
 
 __all__ = [
@@ -451,7 +451,7 @@ def verify(
 ) -> VerifyReport:
     """The `top` best stored schedules of every op (or of `op`, or those of a set), compiled and checked against the reference once more.
 
-    Of an op that a table serves, those of each of its ranges, the table's own first.
+    What `load` takes comes first; of an op that a table serves, those of each of its ranges, the table's own first.
     """
     home, target, rows = home or config.home(), load_target(gpu), list[Measurement]()
     with device(target, threads, wait=wait, measurer=measurer) as here:  # that it is not here is the first thing to say
@@ -477,8 +477,13 @@ def _best_stored(
         ranges = [w for o in named for w in table(o, gpu=gpu, threads=threads, home=home)]
         names = dict.fromkeys((*(o.key for o in named), *(w.op for w in ranges)))
         asked = [Candidate(w.op, w.range.schedule) for w in ranges]
-    times = {name: by_schedule([r for r in stored if r.op == name]) for name in names}
-    asked += [Candidate(name, s) for name, of in times.items() for s in sorted(of, key=lambda s: of[s])[:top]]
+    rows: dict[str, list[Measurement]] = {name: [] for name in names}
+    for r in stored:
+        if r.op in rows:
+            rows[r.op].append(r)
+    asked += [
+        Candidate(name, s) for name, of in rows.items() for s in best_first(of, load_target(gpu).product, threads)[:top]
+    ]
     if not asked:
         raise UsageError(
             f"nothing is stored on {gpu}{f' of {_asked_for(op)}' if op else ''}. Tune something: `emmy tune OP`"

@@ -77,6 +77,14 @@ def believed(rows: Sequence[Measurement], product: str) -> list[Measurement]:
     return [r for r in here if is_raced(r)] or here or timed
 
 
+def best_first(rows: Sequence[Measurement], product: str, threads: int) -> tuple[str, ...]:
+    """The schedules with a time among an op's rows: the winner with that many threads, which a race may have decided; then by time."""
+    own = with_sums([r for r in rows if r.protocol.threads == threads], sums_wanted())
+    winner, times = find_winner(own, product), by_schedule(rows)
+    first = (winner.schedule,) if winner else ()
+    return tuple(dict.fromkeys((*first, *sorted(times, key=lambda s: times[s]))))
+
+
 def undisturbed(rows: Sequence[Measurement]) -> list[Measurement]:
     """The rows without the disturbed ones of schedules that have others."""
     calm = {r.schedule for r in rows if not r.contended}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emmy.records import Device, Measurement
-from emmy.winner import find_winner
+from emmy.winner import best_first, find_winner
 
 HERE = Device("cpu", "this CPU", "0" * 8, "6.1", "gcc 12")
 ELSEWHERE = Device("cpu", "another CPU", "1" * 8, "6.1", "gcc 12")
@@ -31,3 +31,10 @@ def test_a_raced_schedule_is_believed_before_a_faster_screening_and_this_product
     assert find_winner(rows, HERE.product).schedule == "raced"  # type: ignore[union-attr]
     assert find_winner(rows[1:], HERE.product).schedule == "screened"  # type: ignore[union-attr]
     assert find_winner([_row("bad", 1.0)][:0], HERE.product) is None
+
+
+def test_what_is_chosen_comes_first_of_what_is_verified_although_a_screening_was_faster() -> None:
+    rows = [_row("quick", 90.0, raced=False), _row("raced", 100.0), _row("quickest", 80.0, raced=False)]
+    threads = rows[0].protocol.threads
+    assert best_first(rows, HERE.product, threads) == ("raced", "quickest", "quick")
+    assert best_first(rows, HERE.product, threads + 1) == ("quickest", "quick", "raced")
