@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ import pytest
 os.environ["EMMY_SHIPPED"] = "0"  # what a test finds must not depend on the rows and models that ship
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # what a shell starts in the background ignores Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+with suppress(ModuleNotFoundError):  # the environment of vLLM's tests has no Hypothesis, and they need none
+    from hypothesis import settings
+
+    settings.register_profile("emmy", deadline=None)  # no test asserts on wall time: machines are shared
+    settings.load_profile("emmy")
 
 GOLDEN = Path(__file__).parent / "golden"
 
