@@ -24,7 +24,8 @@ from emmy.benchmark.page import page
 from emmy.benchmark.results import LINES, PARQUET, LaneRow, Results, read, read_parquet
 from emmy.benchmark.summary import case_lanes, geometric_mean, groups, worst
 from emmy.cli import main
-from emmy.errors import DataError, UsageError
+from emmy.codegen.files import alone_in
+from emmy.errors import DataError, FolderBusy, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.schedule import replay, sums_of
 from emmy.ir.target import load_target
@@ -76,6 +77,13 @@ class Recorder(FakeMeasurer):
 
 def bench(out: Path, measurer: FakeMeasurer, **options: object) -> tuple[Results, int]:
     return api.bench_kernels(OPS, out, measurer=measurer, **options)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_another_sitting_measures_into_is_left_alone(tmp_path: Path) -> None:
+    here = Recorder()
+    with alone_in(tmp_path), pytest.raises(FolderBusy, match="another command writes its results there"):
+        bench(tmp_path, here)
+    assert not here.heats
 
 
 def test_all_lanes_of_a_case_take_turns_in_one_heat_and_a_second_sitting_measures_the_rest_alone(
