@@ -140,4 +140,4 @@ class Archive:
 
 def _brief(e: BaseException) -> str:
     """An error of zipfile's, which may quote what the file holds."""
-    return repr(str(e))[1:121] if str(e) else type(e).__name__
+    return repr(str(e))[1:-1][:120] or type(e).__name__
