@@ -161,6 +161,8 @@ def test_offline_ratios_are_of_rounds_in_turns() -> None:
 
     _, emmy = entries([of("stock", 8.0, 9.0, 8.0), of("emmy", 4.0, 6.0, 8.0)])
     assert (emmy.ratios["ms"].low, emmy.ratios["ms"].median, emmy.ratios["ms"].high) == (1.0, 1.5, 2.0)
+    _, noisy = entries([of("stock", 8.0, 9.0, -8.0), of("emmy", 4.0, 0.0, 8.0)])
+    assert str(noisy.ratios["ms"]) == "2.000"
 
 
 def test_results_survive_a_torn_line_and_refuse_what_is_none(tmp_path: Path) -> None:
