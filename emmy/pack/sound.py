@@ -57,9 +57,9 @@ def _why_unsound(case: Case) -> str:
 
 def _why_range(op: Op, symbol: Sym | None, r: Served) -> str:
     whole = (symbol.lo, symbol.hi) if symbol else (0, 0)
-    part = whole if r.op == op.key else span_of(op, r.op)
-    own = symbol is not None and r.op == _within(op, symbol, r)
-    if not own and (part is None or not part[0] <= r.lo <= r.hi <= part[1]):
+    own = symbol is not None and r.op == _within(op, symbol, r)  # parsed again only where it is of more sizes
+    part = (r.lo, r.hi) if own else whole if r.op == op.key else span_of(op, r.op)
+    if part is None or not part[0] <= r.lo <= r.hi <= part[1]:
         return f"its range {r.lo}..{r.hi} is said to be {r.op[:120]}, which is not of these sizes"
     if r.code and not all(line.isascii() and line.isprintable() for line in r.code.launch):
         return f"its range {r.lo}..{r.hi} has a launch line that cannot be read"
