@@ -17,6 +17,7 @@ from emmy.benchmark.cases import bench_cases
 from emmy.benchmark.lanes import LANES, Lane
 from emmy.benchmark.results import Results
 from emmy.benchmark.sitting import BenchSitting, Setting, Told
+from emmy.codegen.files import alone_in
 from emmy.collection import Collection, requests
 from emmy.collection import collect as collect_rows
 from emmy.costmodel.dataset import Dataset
@@ -402,18 +403,19 @@ def bench_kernels(
     What an earlier sitting measured there on this product stays, and the rest is measured, the most valuable first; for
     `seconds`, `again` and `compilers` see `emmy.benchmark.sitting.Setting`. Rows of Emmy's lanes enter the dataset too.
 
-    Raises UsageError, NoSuchDevice or DeviceBusy.
+    Raises UsageError, NoSuchDevice or DeviceBusy; FolderBusy when another process measures into the folder.
     """
     cases, target = bench_cases((names,) if isinstance(names, str) else names), load_target(gpu)
     with device(target, threads, wait=wait, measurer=measurer) as here:
         setting = Setting(
             target, threads, tuple(lanes), home or config.home(), __version__, seconds, rounds, again, compilers
         )
-        results = Results.open(Path(out))
-        try:
-            _, left = BenchSitting(setting, cases, here, results, told, stop or Stop()).go()
-        finally:
-            results.write_parquet()
+        with alone_in(Path(out)):
+            results = Results.open(Path(out))
+            try:
+                _, left = BenchSitting(setting, cases, here, results, told, stop or Stop()).go()
+            finally:
+                results.write_parquet()
     return results, left
 
 

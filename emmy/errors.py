@@ -49,6 +49,10 @@ class DeviceBusy(EmmyError):
     exit_code = 3
 
 
+class FolderBusy(EmmyError):
+    """Another process writes its results into the folder."""
+
+
 class WrongAnswer(EmmyError):
     """A kernel that was to be trusted gives a wrong answer."""
 

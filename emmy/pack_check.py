@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Literal
 
 from emmy import config, hostcc
@@ -18,13 +19,17 @@ from emmy.codegen.build import source
 from emmy.codegen.nvrtc import compile_cubin, nvrtc_version
 from emmy.errors import CompileError, EmmyError, NoSuchDevice, PackError, WrongCard
 from emmy.ir.ops import parse_op
-from emmy.ir.target import load_target
+from emmy.ir.parts import symbol_of
+from emmy.ir.target import Target, load_target
 from emmy.measure.check import Checker
 from emmy.measure.device import Device
 from emmy.measure.references import References
 from emmy.pack import Code, Pack, Served
 from emmy.pack.archive import sha256
+from emmy.pack.building import code_of
 from emmy.pack.machine import cpu_target, machine_for, refuse_card
+from emmy.pack.sound import arguments_of, refuse_kernels
+from emmy.runtime.launcher import LoadedPlan
 
 Depth = Literal["digests", "rebuild", "run"]
 DEPTHS: tuple[Depth, ...] = ("digests", "rebuild", "run")  # each after those before it
@@ -53,23 +58,27 @@ class Finding:
 
 
 def verify(pack: Pack, depth: Depth = "run", only: str = "*", emulate: bool = True) -> Iterator[Finding]:
-    """What is found of each range that has code, one after another, those of one source once.
+    """What is found of each range that has code, one after another, those of one op and code once.
 
     only:    ops whose text matches
     emulate: where the card is not, run on the emulator, which may take a minute a kernel
     """
-    chosen = [(r.op, r, r.code) for c in pack.cases if fnmatchcase(c.op, only) for r in c.ranges if r.code]
-    once = {code.source: (op, r, code) for op, r, code in chosen}
     run = _runner(pack, emulate) if depth == "run" else _not_asked
-    rebuild = _rebuilder(pack) if depth != "digests" else lambda code: "not done: not asked for"
-    for op, r, code in once.values():
+    rebuild = _rebuilder(pack) if depth != "digests" else lambda r, code: "not done: not asked for"
+    for r, code in _chosen(pack, only):
         answers, ran, error = run(r, code)
-        yield Finding(op, r.sizes, _digests(pack, code), rebuild(code), answers, ran, error)
+        yield Finding(r.op, r.sizes, _digests(pack, code), rebuild(r, code), answers, ran, error)
 
 
 def count(pack: Pack, only: str = "*") -> int:
     """How many findings there will be."""
-    return len({r.code.source for c in pack.cases if fnmatchcase(c.op, only) for r in c.ranges if r.code})
+    return len(_chosen(pack, only))
+
+
+def _chosen(pack: Pack, only: str) -> list[tuple[Served, Code]]:
+    """A pack may say anything: that a source is right for one op says nothing of another op that it is named for."""
+    chosen = [(r, r.code) for c in pack.cases if fnmatchcase(c.op, only) for r in c.ranges if r.code]
+    return list({(r.op, code): (r, code) for r, code in chosen}.values())
 
 
 def _digests(pack: Pack, code: Code) -> str:
@@ -82,19 +91,21 @@ def _digests(pack: Pack, code: Code) -> str:
 
 
 # ---------------------------------------------------------------- the same binary again
-def _rebuilder(pack: Pack) -> Callable[[Code], str]:
-    """Compiles a source anew and compares; only the same compiler must give the same bytes."""
+def _rebuilder(pack: Pack) -> Callable[[Served, Code], str]:
+    """Compiles a source anew, once, and compares; only the same compiler must give the same bytes. What the manifest says of a
+    kernel is compared too, where its schedule still makes its source."""
     card, made_with = pack.manifest.card, pack.manifest.toolkit
     try:
         toolkit = hostcc.version(config.c_compiler()) if card.is_cpu else f"nvrtc {nvrtc_version()}"
         target = cpu_target(card, machine_for(card)) if card.is_cpu else load_target(card.target)
     except EmmyError as e:
         why = f"not done: {str(e).splitlines()[0]}"
-        return lambda code: why
+        return lambda r, code: why
     if (other := target.isa) and other != card.isa:
-        return lambda code: f"not done: this CPU has {other}, the pack needs {card.isa}"
+        return lambda r, code: f"not done: this CPU has {other}, the pack needs {card.isa}"
 
-    def rebuild(code: Code) -> str:
+    @cache
+    def binary(code: Code) -> str:
         try:
             text = pack.source(code)
             if card.is_cpu:
@@ -109,7 +120,19 @@ def _rebuilder(pack: Pack) -> Callable[[Code], str]:
             return f"not done: built with {made_with}, here is {toolkit}, which gives another binary"
         return f"{toolkit} gives another binary: sha256 {sha256(data)[:16]}..., the pack has {code.binary[:16]}..."
 
-    return rebuild
+    return lambda r, code: _why_untrue(r, code, target) or binary(code)
+
+
+def _why_untrue(r: Served, code: Code, target: Target) -> str:
+    """What the manifest says of a kernel that is not so: launches, workspaces, sums. "" where its source is of another Emmy."""
+    try:
+        unit = source(parse_op(r.op), r.schedule, target)
+        made = code_of(unit, target, b"")
+    except EmmyError:
+        return ""
+    said = replace(code, binary=made.binary, binary_bytes=0)
+    odd = [f.name for f in fields(Code) if getattr(said, f.name) != getattr(made, f.name)]
+    return f"its {odd[0]} is not what its schedule gives" if odd and code.source == made.source else ""
 
 
 # ---------------------------------------------------------------- answers
@@ -125,7 +148,7 @@ def _runner(pack: Pack, emulate: bool) -> Callable[[Served, Code], Answer]:
         device = _device(pack)
     except (NoSuchDevice, WrongCard) as e:
         if emulate and not pack.manifest.card.is_cpu:
-            return lambda r, code: _emulated(pack, r, code)
+            return _emulator(pack)
         why = f"not done: {e}"
         return lambda r, code: (why, "", None)
     checkers, ran = dict[str, Checker](), f"on {pack.here.product}"
@@ -136,7 +159,12 @@ def _runner(pack: Pack, emulate: bool) -> Callable[[Served, Code], Answer]:
             checkers.clear()  # operands of one op may fill half of the card
             checkers[r.op] = Checker(device, device.answers(op), op)
         try:
-            plan = device.load(str(pack.library(code)))
+            library = pack.library(code)
+            with LoadedPlan(library, "cpu" if pack.manifest.card.is_cpu else "cuda") as loaded:
+                symbol = symbol_of(op)
+                sizes = (symbol.lo, symbol.hi) if symbol else (0,)
+                refuse_kernels(op.key, arguments_of(op.program()), sizes, loaded)
+            plan = device.load(str(library))
             found = checkers[r.op].check(plan, lambda what, risky: None, code.accumulate)
         except EmmyError as e:
             return str(e), ran, None
@@ -160,16 +188,26 @@ def _device(pack: Pack) -> Device:
     return CudaDevice(references, os.getpid())
 
 
-def _emulated(pack: Pack, r: Served, code: Code) -> Answer:
+def _emulator(pack: Pack) -> Callable[[Served, Code], Answer]:
+    """Runs what an op and its schedule make, each source once."""
     from emmy.search.emulator_check import check
 
-    op, target = parse_op(r.op), load_target(pack.manifest.card.target)
-    try:
-        if source(op, r.schedule, target).digest != code.source:
-            return "not done: this Emmy generates another source", "", None
-        found = check(op, r.schedule, target)
-    except EmmyError as e:
-        return str(e), "on the emulator", None
-    if not found.op:
-        return f"not done: {found.wrong}", "", None
-    return found.wrong or "ok", f"on the emulator, as {found.op}", None
+    target, known = load_target(pack.manifest.card.target), dict[str, Answer]()
+
+    def run(r: Served, code: Code) -> Answer:
+        op = parse_op(r.op)
+        try:
+            if source(op, r.schedule, target).digest != code.source:
+                return "not done: this Emmy generates another source", "", None
+            if code.source not in known:
+                found = check(op, r.schedule, target)
+                known[code.source] = (
+                    (found.wrong or "ok", f"on the emulator, as {found.op}", None)
+                    if found.op
+                    else (f"not done: {found.wrong}", "", None)
+                )
+        except EmmyError as e:
+            return str(e), "on the emulator", None
+        return known[code.source]
+
+    return run

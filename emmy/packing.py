@@ -17,12 +17,13 @@ from emmy.codegen.build import source
 from emmy.costmodel.dataset import Dataset
 from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.ops import Op, parse_op
+from emmy.ir.parts import Span, span_of, symbol_of
 from emmy.ir.target import Target
 from emmy.measure.rivals import RIVALS, SERVERS
 from emmy.pack import Choice, Evidence, Offer
 from emmy.records import Measurement, source_mark
 from emmy.search.predictions import Prediction, find_prediction, predicted_ops
-from emmy.search.ranges import TILE, Span, span_of, symbol_of
+from emmy.search.ranges import TILE
 from emmy.winner import Winner, find_winner, is_raced, sums_wanted, undisturbed, with_sums
 
 REACH = 2  # a time at size s speaks of the sizes above s / REACH

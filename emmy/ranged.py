@@ -18,6 +18,7 @@ from emmy.costmodel.evaluate import TOLERANCE
 from emmy.costmodel.recording import Keep
 from emmy.ir.dispatch import Range
 from emmy.ir.ops import Op
+from emmy.ir.parts import Span, span_of, symbol_of
 from emmy.ir.program import Sym
 from emmy.ir.target import Target
 from emmy.measure.measurer import Measurer, Withdrawn
@@ -34,11 +35,8 @@ from emmy.search.ranges import (
     Cost,
     Known,
     RangeWinner,
-    Span,
     share,
-    span_of,
     starting_ranges,
-    symbol_of,
 )
 from emmy.search.session import Request
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult

@@ -111,8 +111,8 @@ class Measurement:
         """The row a journal line holds. Raises DataError naming the bad field."""
         try:
             raw = json.loads(line)
-        except json.JSONDecodeError as e:
-            raise DataError(f"journal line is not JSON: {e.msg} at column {e.colno}") from None
+        except (ValueError, RecursionError) as e:
+            raise DataError(f"journal line is not JSON: {e}") from None
         if not isinstance(raw, dict) or raw.get("v") != SCHEMA_VERSION:
             got = raw.get("v") if isinstance(raw, dict) else type(raw).__name__
             raise DataError(f"journal line has schema version {got}, this Emmy reads {SCHEMA_VERSION}")

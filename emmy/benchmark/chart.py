@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
@@ -16,6 +17,7 @@ _A_ROW, _PITCH, _PLOT, _LABELS, _LEFT, _HEAD = 65, 24, 170, 150, 46, 44  # cases
 _MOST = 3.0  # times eager's speed: what is higher is cut off, and its number written
 _ROOMY = 14.0
 _LEGEND, _LEAST = 130, 520  # pixels of a lane in the legend, and at least of all, for the title
+_UNSEEN = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 
 
 def chart_svg(cases: Sequence[CaseLanes], *, alone: bool = True) -> str:
@@ -71,7 +73,7 @@ def _row(cases: Sequence[CaseLanes], lanes: Sequence[Lane], top: float) -> Itera
             yield _text(x + 3, top - (13 if high else 3), kind, 10)
         for lane, speed in _speeds(case, lanes).items():
             left = x + 3 + bar * lanes.index(lane)
-            title = f"<title>{escape(case.case)}, {lane}: {speed:.3f} times eager, {case.time_us(lane):.4g} us</title>"
+            title = f"<title>{visible(case.case)}, {lane}: {speed:.3f} times eager, {case.time_us(lane):.4g} us</title>"
             yield (
                 f'<rect x="{left:.1f}" y="{at(speed):.1f}" width="{bar - 0.5:.1f}" height="{bottom - at(speed):.1f}" '
                 f'fill="{COLOURS[lane]}">{title}</rect>'
@@ -81,7 +83,7 @@ def _row(cases: Sequence[CaseLanes], lanes: Sequence[Lane], top: float) -> Itera
         y = bottom + 10
         yield (
             f'<text x="{x + _PITCH / 2:.1f}" y="{y:.1f}" font-size="9" text-anchor="end" '
-            f'transform="rotate(-60 {x + _PITCH / 2:.1f} {y:.1f})">{escape(case.case)}</text>'
+            f'transform="rotate(-60 {x + _PITCH / 2:.1f} {y:.1f})">{visible(case.case)}</text>'
         )
 
 
@@ -121,7 +123,7 @@ def roofline_svg(cases: Sequence[CaseLanes], roofs: Mapping[str, float], dram_gb
         body.append(f'<polyline points="{path}" fill="none" stroke="#333"/>')
         body.append(_text(width - 24, y(peak) - 4, f"{name} {peak:g} TFLOP/s", 11, "end"))
     for intensity, rate, lane, case in dots:
-        title = f"<title>{escape(case.case)}, {lane}: {rate:.4g} TFLOP/s</title>"
+        title = f"<title>{visible(case.case)}, {lane}: {rate:.4g} TFLOP/s</title>"
         body.append(
             f'<circle cx="{x(intensity):.1f}" cy="{y(rate):.1f}" r="3" fill="{COLOURS[lane]}" fill-opacity=".6">{title}</circle>'
         )
@@ -154,7 +156,7 @@ def shares_svg(values: Mapping[str, Sequence[float]]) -> str:
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="#222">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="#222">{visible(text)}</text>'
 
 
 def _svg(width: float, height: float, body: Sequence[str], alone: bool) -> str:
@@ -162,3 +164,8 @@ def _svg(width: float, height: float, body: Sequence[str], alone: bool) -> str:
     paper = f'<rect width="{width}" height="{height}" fill="#fff"/>' if alone else ""
     head = f'<svg{space} viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" font-family="sans-serif">'
     return head + paper + "\n".join(body) + "</svg>\n"
+
+
+def visible(text: str) -> str:
+    """A text as markup shows it. Compilers colour what they say, and no XML may hold the characters for that."""
+    return escape(_UNSEEN.sub("", text))

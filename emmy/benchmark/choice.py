@@ -13,13 +13,14 @@ from emmy.costmodel.dataset import Dataset
 from emmy.errors import PlanError, UsageError
 from emmy.ir.ops import Attention, Op, Products
 from emmy.ir.ops.op import Accumulate
+from emmy.ir.parts import span_of
 from emmy.ir.schedule import replay, sums_of
 from emmy.ir.target import Target
 from emmy.ranged import Measured, Predicted
 from emmy.records import Measurement
 from emmy.search.near import near_winners
 from emmy.search.predictions import find_prediction
-from emmy.search.ranges import RangeWinner, span_of
+from emmy.search.ranges import RangeWinner
 from emmy.search.schedule_space import ScheduleSpace
 from emmy.winner import find_winner
 

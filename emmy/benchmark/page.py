@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from emmy import __version__
-from emmy.benchmark.chart import chart_svg, roofline_svg, shares_svg
+from emmy.benchmark.chart import chart_svg, roofline_svg, shares_svg, visible
 from emmy.benchmark.evidence import MOST_RANKED, Evidence
 from emmy.benchmark.lanes import RIVALS, Lane
 from emmy.benchmark.results import NONE, LaneRow
@@ -80,7 +79,7 @@ def _about(cases: Sequence[CaseLanes]) -> str:
         ),
         "disturbed": str(sum(r.contended for r in rows)) + " rows",
     }
-    body = "".join(f"<tr><td class=t>{escape(k)}</td><td class=t>{escape(v)}</td></tr>" for k, v in said.items())
+    body = "".join(f"<tr><td class=t>{visible(k)}</td><td class=t>{visible(v)}</td></tr>" for k, v in said.items())
     return f"<table>{body}</table>"
 
 
@@ -103,15 +102,15 @@ def _groups(cases: Sequence[CaseLanes]) -> str:
         for lane, rival in pairs:
             g = found.get((by, name, lane, rival))
             cells.append(f"<td>{_number(g.mean)}</td><td>{g.behind} of {g.cases}</td>" if g else "<td></td><td></td>")
-        lines.append(f"<tr><td class=t>{escape(by)}</td><td class=t>{escape(name)}</td>{''.join(cells)}</tr>")
+        lines.append(f"<tr><td class=t>{visible(by)}</td><td class=t>{visible(name)}</td>{''.join(cells)}</tr>")
     head = f"<thead><tr><th class=t>by</th><th class=t></th>{head}</tr></thead>"
     return f"<div class=scroll><table>{head}<tbody>{''.join(lines)}</tbody></table></div>"
 
 
 def _worst(cases: Sequence[CaseLanes], lane: Lane, rival: Lane) -> str:
     lines = [
-        f"<tr><td class=t>{escape(c.case)}</td><td class=t>{escape(c.kind)}</td><td class=t>{escape(c.tier)}</td>{_ratio(r)}"
-        f"<td>{_number(c.time_us(lane))}</td><td class=t>{escape(c.lanes[lane].origin)}</td></tr>"
+        f"<tr><td class=t>{visible(c.case)}</td><td class=t>{visible(c.kind)}</td><td class=t>{visible(c.tier)}</td>{_ratio(r)}"
+        f"<td>{_number(c.time_us(lane))}</td><td class=t>{visible(c.lanes[lane].origin)}</td></tr>"
         for c, r in worst(cases, lane, rival)
     ]
     head = "<tr><th class=t>case</th><th class=t>kind</th><th class=t>tier</th><th>ratio</th><th>us</th><th class=t>schedule is</th></tr>"
@@ -134,7 +133,7 @@ def _regret(cases: Sequence[CaseLanes], known: Evidence) -> str:
     if known.model_regret:
         values[f"the first of model {known.model}"] = list(known.model_regret.values())
     lines = "".join(
-        f"<tr><td class=t>{escape(name)}</td><td>{len(v)}</td><td>{_percent(geometric_mean([1 / (1 + max(x, -0.5)) for x in v]))}</td>"
+        f"<tr><td class=t>{visible(name)}</td><td>{len(v)}</td><td>{_percent(geometric_mean([1 / (1 + max(x, -0.5)) for x in v]))}</td>"
         f"<td>{_percent(1 / (1 + max(v)))}</td></tr>"
         for name, v in values.items()
         if v
@@ -153,14 +152,14 @@ def _statuses(known: Evidence) -> str:
     lines = ""
     for kind, of in sorted(known.statuses.items()):
         counts = "".join(f"<td>{of[s]}</td>" if s in of else "<td></td>" for s in STATUSES)
-        lines += f"<tr><td class=t>{escape(kind)}</td>{counts}</tr>"
+        lines += f"<tr><td class=t>{visible(kind)}</td>{counts}</tr>"
     return f"<table><tr><th class=t>kind of op</th>{head}</tr>{lines}</table>"
 
 
 def _failures(cases: Sequence[CaseLanes]) -> str:
     found = failures(cases)
     lines = "".join(
-        f"<li>{escape(r.case)}, {escape(r.lane)}: {escape(r.status)}: {escape(r.message)}</li>" for r in found
+        f"<li>{visible(r.case)}, {visible(r.lane)}: {visible(r.status)}: {visible(r.message)}</li>" for r in found
     )
     return f"<p>{len(found)} lanes of these cases gave no time.</p><ul>{lines}</ul>"
 
@@ -176,9 +175,9 @@ def _cases(cases: Sequence[CaseLanes], known: Evidence) -> str:
         op = next(iter(c.lanes.values())).op
         cells = [
             f"<td class=t>{_case_link(c, own, known)}</td>",
-            *(f"<td class=t>{escape(x)}</td>" for x in (c.kind, c.tier)),
+            *(f"<td class=t>{visible(x)}</td>" for x in (c.kind, c.tier)),
         ]
-        cells.append(f"<td class=t><code>{escape(op)}</code></td>")
+        cells.append(f"<td class=t><code>{visible(op)}</code></td>")
         cells += [f"<td title='{_why(c.lanes.get(lane))}'>{_number(c.time_us(lane))}</td>" for lane in here]
         cells += [_ratio(c.ratio(lane, rival)) for lane, rival in pairs]
         share = own.roof_us / own.time_us if own and own.time_us else None
@@ -193,12 +192,12 @@ def _cases(cases: Sequence[CaseLanes], known: Evidence) -> str:
 
 
 def _why(row: LaneRow | None) -> str:
-    return escape(row.message, quote=True) if row is not None and row.status in (NONE, "ok") else ""
+    return visible(row.message) if row is not None and row.status in (NONE, "ok") else ""
 
 
 def _case_link(c: CaseLanes, own: LaneRow | None, known: Evidence) -> str:
     digest = known.sources.get((own.op, own.schedule)) if own else None
-    return f'<a href="#{digest}">{escape(c.case)}</a>' if digest else escape(c.case)
+    return f'<a href="#{digest}">{visible(c.case)}</a>' if digest else visible(c.case)
 
 
 def _sources(cases: Sequence[CaseLanes], known: Evidence) -> Iterable[str]:
@@ -216,10 +215,10 @@ def _sources(cases: Sequence[CaseLanes], known: Evidence) -> Iterable[str]:
             if all(source_mark(r.source_digest) == source_mark(digest) for _, r in users)
             else " <b>This Emmy generates another text than the one measured.</b>"
         )
-        schedules = "<br>".join(f"<code>{escape(s)}</code>" for s in dict.fromkeys(r.schedule for _, r in users))
+        schedules = "<br>".join(f"<code>{visible(s)}</code>" for s in dict.fromkeys(r.schedule for _, r in users))
         yield (
-            f'<details id="{digest}"><summary>{escape(names)}</summary><p>{schedules}{stale}</p>'
-            f"<pre>{escape(known.texts[digest])}</pre></details>"
+            f'<details id="{digest}"><summary>{visible(names)}</summary><p>{schedules}{stale}</p>'
+            f"<pre>{visible(known.texts[digest])}</pre></details>"
         )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 
 from emmy.benchmark.lanes import Lane
@@ -17,9 +18,11 @@ from emmy.costmodel.database import quote
 from emmy.errors import DataError
 from emmy.measure.measurer import speedup
 from emmy.records import Device
+from emmy.typed import Mistyped, read_as
 
 VERSION = 1
 LINES, PARQUET = "heats.jsonl", "lanes.parquet"
+_LEAST_US = 1e-6  # nothing is measured in less
 NONE = "none"  # the status of a lane that there is not for the case
 _SQL = {"str": "VARCHAR", "float": "DOUBLE", "float | None": "DOUBLE", "int": "INTEGER", "bool": "BOOLEAN"}
 
@@ -81,6 +84,7 @@ class LaneRow:
 
 
 NAMES = tuple(f.name for f in fields(LaneRow))
+_OPTIONAL = {f.name: [] if f.name == "samples_us" else f.default for f in fields(LaneRow) if f.default is not MISSING}
 COLUMNS = {f.name: "DOUBLE[]" if f.name == "samples_us" else _SQL.get(str(f.type), "VARCHAR") for f in fields(LaneRow)}
 
 
@@ -170,12 +174,27 @@ def read_parquet(path: Path) -> list[LaneRow]:
         have = [d[0] for d in found.description or ()]
         if lacking := [n for n in NAMES if n not in have]:
             raise DataError(f"{path} has no column {', '.join(lacking)}: it was not written by `emmy bench kernels`")
-        return [_row(dict(zip(have, cells, strict=True))) for cells in found.fetchall()]
+        try:
+            return [_row(dict(zip(have, cells, strict=True))) for cells in found.fetchall()]
+        except (ValueError, Mistyped, RecursionError) as e:
+            raise DataError(f"{path} holds what is no row of the benchmark: {e}. Move it away") from None
 
 
 def _row(raw: Mapping[str, object]) -> LaneRow:
-    known = {n: raw[n] for n in NAMES if n in raw}
-    return LaneRow(**{**known, "samples_us": tuple(raw["samples_us"])})  # type: ignore[arg-type]  # the file's types
+    """Raises Mistyped, or ValueError for what no heat gives."""
+    known = {**_OPTIONAL, **{n: raw[n] for n in NAMES if n in raw}}
+    error = known["error_norm"]
+    if isinstance(error, float) and not isfinite(error):  # of a wrong answer
+        return replace(_row({**known, "error_norm": None}), error_norm=error)
+    row = read_as(LaneRow, known)
+    if not all(
+        t > _LEAST_US
+        for t in (*row.samples_us, *(t for t in (row.time_us, row.warm_us, row.sustained_us) if t is not None))
+    ):
+        raise ValueError(f"a time is not above {_LEAST_US:g} us")
+    if not isinstance(json.loads(row.static), dict):
+        raise ValueError("static is no object")
+    return row
 
 
 def _cell(value: object) -> object:
@@ -193,6 +212,5 @@ def _lines(path: Path) -> Iterable[LaneRow]:
             if raw.pop("v") != VERSION:
                 raise DataError(f"{path}, line {n} is of another version than {VERSION}")
             yield _row(raw)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            what = f"it lacks {e}" if isinstance(e, KeyError) else e
-            raise DataError(f"{path}, line {n} is no row of the benchmark: {what}. Remove it to go on") from None
+        except (ValueError, KeyError, AttributeError, Mistyped, RecursionError) as e:
+            raise DataError(f"{path}, line {n} is no row of the benchmark: {e}. Remove it to go on") from None

@@ -97,6 +97,7 @@ def _pack(text: str) -> tuple[str, Path]:
 
 # ---------------------------------------------------------------------------------------------------------- serving
 def serving(args: Namespace, screen: Screen) -> int:
+    from emmy.codegen.files import alone_in
     from emmy.serving.experiment import Changes, read_experiment
     from emmy.serving.installed import find_vllm
     from emmy.serving.offline import InProcess
@@ -108,17 +109,18 @@ def serving(args: Namespace, screen: Screen) -> int:
     experiment = read_experiment(args.experiment, changes)
     _refuse_disabled(any(lane.use for lane in experiment.lanes))
     vllm = find_vllm(plugin=args.offline or any(lane.use for lane in experiment.lanes))
-    results = Results.open(args.out)
     told = screen.say
-    try:
-        if args.offline:
-            left = InProcess(experiment, vllm, results, device_name(), told).run()
-        else:
-            left = Sitting(
-                experiment, vllm, results, device_name(), told, args.seconds, args.ready_seconds, args.together
-            ).run()
-    finally:
-        _conclude(results, screen)
+    with alone_in(args.out):
+        results = Results.open(args.out)
+        try:
+            if args.offline:
+                left = InProcess(experiment, vllm, results, device_name(), told).run()
+            else:
+                left = Sitting(
+                    experiment, vllm, results, device_name(), told, args.seconds, args.ready_seconds, args.together
+                ).run()
+        finally:
+            _conclude(results, screen)
     if left:
         screen.say(f"{counted(left, 'measurement')} left or failed: the same command goes on")
     return int(bool(left))
@@ -154,14 +156,15 @@ def _table(found: Sequence[Entry], screen: Screen) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- quality
 def quality(args: Namespace, screen: Screen) -> int:
+    from emmy.codegen.files import alone_in
     from emmy.serving.installed import find_vllm
     from emmy.serving.process import kept_when_it_fails
 
     _refuse_disabled(args.pack is not None)
     vllm = find_vllm(plugin=True)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        return _quality(args, vllm, args.out, screen)
+        with alone_in(args.out):
+            return _quality(args, vllm, args.out, screen)
     with kept_when_it_fails("emmy-quality-") as where:
         return _quality(args, vllm, where, screen)
 

@@ -111,6 +111,8 @@ def _sentence(error: Exception, verb: Verb) -> str:
         where = f"{error.filename}: " if error.filename is not None else ""
         full = "Free space, or name" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
         return f"{where}{error.strerror}. {full} a place that can be written: the option it came from, --home, EMMY_HOME or EMMY_CACHE."
+    if isinstance(error, MemoryError):
+        return f"`emmy {verb.name}` got no more memory. Ask for less at once, or end what else takes memory here."
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return f"`emmy {verb.name}` needs the package {error.name}. Install it: pip install 'emmy[{extra}]'"
     return f"a fault in Emmy: {type(error).__name__}: {error}. `--verbose` shows where; please report it."

@@ -264,7 +264,7 @@ def _options(target: str, args: Namespace) -> str:
 def _of_all_sizes(r: TuneResult, args: Namespace) -> tuple[str, str]:
     """(which sizes the one schedule serves, what is to be known of a table stored beside it); empty where nothing is to be said."""
     from emmy.api import as_op, table
-    from emmy.search.ranges import symbol_of
+    from emmy.ir.parts import symbol_of
 
     if r.best is None or (symbol := symbol_of(as_op(r.op))) is None:
         return "", ""

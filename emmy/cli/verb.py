@@ -102,13 +102,21 @@ def file(text: str) -> Path:
     """The name of a file to write: refused before any work is done where a folder has that name, or a file that of a folder."""
     if not text:
         raise ArgumentTypeError("the file's name is empty")
-    if Path(text).is_dir():
+    path = _below_folders(Path(text), Path(text).parent)
+    if path.is_dir():
         raise ArgumentTypeError(f"{text} is a folder: name a file in it")
-    return _below_folders(Path(text), Path(text).parent)
+    return path
 
 
 def _below_folders(path: Path, last: Path) -> Path:
-    there = next((p for p in (last, *last.parents) if p.exists()), None)
+    try:
+        path.exists()
+        str(path).encode()
+        there = next((p for p in (last, *last.parents) if p.exists()), None)
+    except OSError as e:  # a name that is too long, a folder that may not be looked into
+        raise ArgumentTypeError(f"{str(path)[:120]}: {e.strerror}") from None
+    except UnicodeEncodeError:
+        raise ArgumentTypeError(f"{str(path)!a} is no UTF-8, which DuckDB needs of a name") from None
     if there is not None and not there.is_dir():
         raise ArgumentTypeError(f"{there} is a file: name a folder")
     return path

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from emmy.errors import FolderBusy
+
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
@@ -16,6 +18,23 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds a folder of results, which is made, against whoever wants it so too; lets go however the process ends.
+
+    Raises FolderBusy: rows that two write at once would be lost, and measured twice.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderBusy(
+                f"{folder}: another command writes its results there. Let it end, or name another folder"
+            ) from None
         yield
 
 

@@ -49,6 +49,11 @@ def writing(path: Path, wait_s: float) -> Iterator[duckdb.DuckDBPyConnection]:
         check_version(con, "schema_version", str(path))
         yield con
         con.execute("CHECKPOINT")
+    except (duckdb.IOException, duckdb.FatalException) as e:  # a full disk, one that fails
+        first = str(e).splitlines()[0]
+        raise DataError(
+            f"{path}: DuckDB cannot write the database: {first} Free space, or name another --home."
+        ) from None
     finally:
         con.close()
 

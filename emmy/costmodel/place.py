@@ -37,6 +37,10 @@ class NotThere(DataError):
     """A place has no file of that name."""
 
 
+class Withheld(DataError):
+    """A place answers, and does not give a file of that name: to this user, or now. It may give others."""
+
+
 class Place(Protocol):
     """A folder somewhere. Every call raises DataError, saying where, when the place does not answer as it must."""
 
@@ -59,11 +63,11 @@ class Place(Protocol):
         ...
 
     def read(self, name: str) -> bytes:
-        """A file's content. Raises NotThere."""
+        """A file's content. Raises NotThere or Withheld."""
         ...
 
     def fetch(self, name: str, to: Path) -> None:
-        """Copies a file to a path here, which holds all of it or what it held before. Raises NotThere."""
+        """Copies a file to a path here, which holds all of it or what it held before. Raises NotThere or Withheld."""
         ...
 
     def send(self, path: Path, name: str) -> None:
@@ -281,7 +285,9 @@ def _answers(where: str) -> Iterator[None]:
     except urllib.error.HTTPError as e:
         if e.code in (404, 410):
             raise NotThere(f"{where}: the server answers {e.code} {e.reason}") from None
-        raise DataError(f"{where}: the server answers {e.code} {e.reason}") from None
+        raise Withheld(f"{where}: the server answers {e.code} {e.reason}") from None
+    except PermissionError as e:
+        raise Withheld(f"{where}: {e.strerror or e}") from None
     except _faults() as e:
         reason = getattr(e, "reason", None) or e
         raise DataError(f"{where}: does not answer: {reason or type(e).__name__}. Nothing is lost: try again") from None

@@ -2,7 +2,7 @@
 
 A part is fetched to `<home>/incoming`, where it waits, checked by its digest, until all parts of its manifest are there: a pull
 that was cut short goes on from there. One manifest's rows are one set, which comes in as a whole or not at all; a manifest that
-is damaged keeps no other from coming in.
+is damaged, or whose files a place withholds, keeps no other from coming in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from emmy.costmodel.dataset import Dataset
 from emmy.costmodel.files import sha256_of
-from emmy.costmodel.place import NotThere, Place
+from emmy.costmodel.place import NotThere, Place, Withheld
 from emmy.costmodel.push import OUTBOX, manifests_at
 from emmy.costmodel.quarantine import Arrival, Quarantine
 from emmy.costmodel.shards import (
@@ -97,7 +97,10 @@ def _pull_one(quarantine: Quarantine, place: Place, name: str) -> Arrival | None
     """The set of rows that a manifest brought; None when every part of it was here before."""
     where = f"{place.where}/{name}"
     folder = name.rpartition("/")[0]
-    data = place.read(name)
+    try:
+        data = place.read(name)
+    except (NotThere, Withheld) as e:
+        raise _Unsound(f"{e}, though the place names it") from None
     try:
         manifest = parse_manifest(data, where)
     except DataError as e:
@@ -129,7 +132,7 @@ def _fetch(place: Place, folder: str, part: Part, incoming: Path) -> None:
     name = f"{folder}/{part.file}".lstrip("/")
     try:
         place.fetch(name, path)
-    except NotThere as e:
+    except (NotThere, Withheld) as e:
         raise _Unsound(f"{e}, though the manifest lists it") from None
     if (digest := sha256_of(path)) != part.sha256:
         path.unlink()

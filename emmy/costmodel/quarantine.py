@@ -161,7 +161,7 @@ class Quarantine:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             standing = Standing(**raw)
-        except (OSError, ValueError, TypeError) as e:
+        except (OSError, ValueError, TypeError, RecursionError) as e:
             raise DataError(f"{path}: not the standing of rows in quarantine: {e}. Move {folder} away.") from None
         if standing.state not in get_args(State):
             raise DataError(f"{path}: state {standing.state!r} is none of {get_args(State)}. Move {folder} away.")

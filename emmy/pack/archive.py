@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import os
 import re
 import secrets
@@ -26,10 +27,14 @@ _COMMENT = b"emmy-pack sha256 "
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
 _MEMBER = re.compile(r"(source|binary/[\w-]+)/[0-9a-f]{64}\.(cu|c|cubin|so)", re.ASCII)
 _MOST = 256 << 20  # bytes of a member: far above any, far below a machine's memory
+_MOST_MANIFEST = 32 << 20  # what is read of it takes many times as much
+_MOST_FILE = 2 << 30
+_FIRST = b"PK\3\4"  # of a zip with a member
 # What zipfile raises for bytes that are no zip, or are one that it cannot read.
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
     struct.error,
     EOFError,
     NotImplementedError,
@@ -78,14 +83,14 @@ class Archive:
         try:
             if path.exists() and not path.is_file() and not path.is_dir():  # a device may have no end
                 raise PackError(f"{path} is no regular file. Name the pack, or copy it into one")
-            data = path.read_bytes()
+            data = self._bytes()
         except (OSError, ValueError) as e:  # ValueError: a name that no file can have
             raise PackError(f"{path}: {getattr(e, 'strerror', None) or e}. Build one: `emmy pack build`") from None
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
             names = self._zip.namelist()
         except _BROKEN as e:
-            raise self._damaged(f"it is no zip, or is cut off ({e})") from None
+            raise self._damaged(f"it is no zip, or is cut off ({_brief(e)})") from None
         if names[:1] != [MANIFEST]:
             raise self._damaged(f"its first member is not {MANIFEST}: it is another kind of file")
         if len(set(names)) < len(names):
@@ -94,7 +99,7 @@ class Archive:
             if not _MEMBER.fullmatch(name):
                 raise self._damaged(f"a member is called {name[:120]!r}; none of a pack is")
         self.names = frozenset(names[1:])
-        self.manifest = self._read(MANIFEST)
+        self.manifest = self._read(MANIFEST, _MOST_MANIFEST)
         self.digest = sha256(self.manifest)
         if self._zip.comment != _COMMENT + self.digest.encode():
             raise self._damaged("its manifest is not the one it was built with")
@@ -108,15 +113,31 @@ class Archive:
             raise self._damaged(f"{name} is not what the manifest says: sha256 {sha256(data)[:16]}...")
         return data
 
-    def _read(self, name: str) -> bytes:
+    def _bytes(self) -> bytes:
+        """The file's; of what cannot be a pack no more than its first ones."""
+        with self.path.open("rb") as f:
+            first = f.read(len(_FIRST))
+            if first != _FIRST:
+                raise self._damaged("it is no zip, or is cut off: it does not begin like one")
+            data = first + f.read(_MOST_FILE)
+        if len(data) > _MOST_FILE:
+            raise self._damaged(f"it is larger than {_MOST_FILE} bytes")
+        return data
+
+    def _read(self, name: str, most: int = _MOST) -> bytes:
         try:
             with self._zip.open(name) as f:
-                data = f.read(_MOST + 1)
+                data = f.read(most + 1)
         except _BROKEN as e:
-            raise self._damaged(f"{name} cannot be read ({e})") from None
-        if len(data) > _MOST:
-            raise self._damaged(f"{name} is larger than {_MOST} bytes")
+            raise self._damaged(f"{name} cannot be read ({_brief(e)})") from None
+        if len(data) > most:
+            raise self._damaged(f"{name} is larger than {most} bytes")
         return data
 
     def _damaged(self, what: str) -> PackError:
         return PackError(f"{self.path}: damaged: {what}. Copy or build the pack again.")
+
+
+def _brief(e: BaseException) -> str:
+    """An error of zipfile's, which may quote what the file holds."""
+    return repr(str(e))[1:-1][:120] or type(e).__name__

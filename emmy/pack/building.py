@@ -20,11 +20,11 @@ from emmy.errors import CompileError, PlanError, UsageError
 from emmy.ir.dtype import size_bytes
 from emmy.ir.gpu import accumulation
 from emmy.ir.ops import Op
-from emmy.ir.program import Program, Sym
 from emmy.ir.schedule import replay
 from emmy.ir.target import Target
 from emmy.pack import archive
-from emmy.pack.schema import FORMAT, LICENCE, SCHEMA, Argument, Card, Case, Code, Evidence, Manifest, Served
+from emmy.pack.schema import FORMAT, LICENCE, SCHEMA, Card, Case, Code, Evidence, Manifest, Served
+from emmy.pack.sound import arguments_of
 from emmy.records import source_mark
 
 Progress = Callable[[str, int, int], None]  # what, done, of
@@ -90,7 +90,7 @@ def build(
                 members |= made.members(card)
     at = iter(served)
     cases = tuple(
-        Case(o.op.key, o.symbol, _arguments(o.op.program()), tuple(next(at) for _ in o.choices)) for o in ordered
+        Case(o.op.key, o.symbol, arguments_of(o.op.program()), tuple(next(at) for _ in o.choices)) for o in ordered
     )
     found = [r.evidence for r in served if r.evidence and r.code]
     manifest = Manifest(
@@ -124,18 +124,22 @@ def _compiled(choice: Choice, target: Target) -> _Made | str:
         binary = _binary(unit, target)
     except (PlanError, CompileError) as e:
         return f"it cannot be built: {str(e).splitlines()[0]}"
+    return _Made(code_of(unit, target, binary), unit.text.encode(), binary)
+
+
+def code_of(unit: SourceUnit, target: Target, binary: bytes) -> Code:
+    """What a manifest says of a plan's kernels, of which the binary is."""
     lines = () if target.is_cpu else plan_lines(unit.plan, tuple(k for k in unit.kernels if isinstance(k, GpuKernel)))
-    source = unit.text.encode()
-    code = Code(
+    n_bytes = len(unit.text.encode())
+    return Code(
         unit.digest,
         archive.sha256(binary),
-        len(source),
+        n_bytes,
         len(binary),
         lines,
         _workspace_bytes(unit),
         accumulation(unit.plan),
     )
-    return _Made(code, source, binary)
 
 
 def _binary(unit: SourceUnit, target: Target) -> bytes:
@@ -152,12 +156,3 @@ def _workspace_bytes(unit: SourceUnit) -> int:
     most = {f"len_{s.name}": s.hi for s in unit.plan.guard}
     own = (b for b in buffers(unit.plan) if not b.is_argument)
     return sum(size_bytes(b.dtype) * evaluated(b.elements, most) for b in own)
-
-
-def _arguments(program: Program) -> tuple[Argument, ...]:
-    dims = {axis: d.name if isinstance(d, Sym) else d for axis, d in program.dims}
-    names = (*(v.name for v in program.inputs), *program.outputs)
-    return tuple(
-        Argument(v.name, v.dtype, v.axes, tuple(dims[a] for a in v.axes), v.name in program.outputs)
-        for v in map(program.value, names)
-    )

@@ -22,6 +22,7 @@ from emmy.pack.archive import Archive
 from emmy.pack.building import Built, Offer, Progress
 from emmy.pack.machine import Machine
 from emmy.pack.schema import Argument, Case, Code, Evidence, Manifest, Served, read_manifest
+from emmy.pack.sound import refuse_kernels, refuse_lies
 from emmy.runtime.arguments import Buffer, Form
 from emmy.runtime.launcher import BoundPlan, LoadedPlan
 from emmy.runtime.table import LoadedTable, PlanRange
@@ -119,6 +120,7 @@ class Pack:
         archive = Archive(Path(path))
         try:
             manifest = read_manifest(archive.manifest)
+            refuse_lies(manifest)
         except PackError as e:
             raise PackError(f"{path}: {e}") from None
         named = {n for c in manifest.codes for n in (manifest.source_name(c), manifest.binary_name(c))}
@@ -182,9 +184,18 @@ class Pack:
         paths = [self.library(r.code) if r.code else None for r in case.ranges]
         if case.symbol:
             ranges = [PlanRange(r.lo, r.hi, p) for r, p in zip(case.ranges, paths, strict=True)]
-            return PackedPlan(case, LoadedTable(case.symbol, ranges, device, forms, name=case.op))
-        assert paths[0] is not None
-        return PackedPlan(case, LoadedPlan(paths[0], device, forms=forms, name=case.op))
+            loaded: LoadedPlan = LoadedTable(case.symbol, ranges, device, forms, name=case.op)
+        else:
+            assert paths[0] is not None
+            loaded = LoadedPlan(paths[0], device, forms=forms, name=case.op)
+        try:
+            refuse_kernels(
+                case.op, case.arguments, sorted({e for r in case.ranges if r.code for e in (r.lo, r.hi)}), loaded
+            )
+        except PackError as e:
+            loaded.close()
+            raise PackError(f"{self.path}: {e}") from None
+        return PackedPlan(case, loaded)
 
     def _served(self, r: Served) -> Served:
         """The range as it is served here: stock has what was never measured, unless that is asked for."""

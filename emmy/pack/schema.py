@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import cache
-from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Literal, NoReturn, cast, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, NoReturn
 
 from emmy.errors import PackError
 from emmy.ir.dtype import DType
+from emmy.typed import Mistyped, read_as
 
 FORMAT, SCHEMA = "emmy-pack", 1
 LICENCE = "Apache-2.0"
@@ -159,100 +157,20 @@ class Manifest:
 def read_manifest(data: bytes) -> Manifest:
     """The manifest that `to_json` gave. Raises PackError: for another format, a newer schema, or naming a field."""
     try:
-        raw = json.loads(data)
-    except ValueError as e:
+        raw = json.loads(data, parse_constant=_no_number)
+    except (ValueError, RecursionError) as e:
         raise PackError(f"manifest.json is no JSON: {e}") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise PackError(f'manifest.json: not the manifest of a pack, which says "format": "{FORMAT}"')
     if raw.get("schema") != SCHEMA:
         raise PackError(
-            f"its schema is {raw.get('schema')}, this Emmy reads {SCHEMA}: update Emmy, or build the pack anew"
+            f"its schema is {str(raw.get('schema'))[:60]}, this Emmy reads {SCHEMA}: update Emmy, or build the pack anew"
         )
     try:
-        found = cast("Manifest", _reader(Manifest)(raw))
-    except _Odd as e:
-        raise PackError(f"manifest.json: {e.where.lstrip('.')} {e.what}") from None
-    for case in found.cases:
-        _check_ranges(case)
-    return found
+        return read_as(Manifest, raw)
+    except Mistyped as e:
+        raise PackError(f"manifest.json: {e}") from None
 
 
-def _check_ranges(case: Case) -> None:
-    ends = [(r.lo, r.hi) for r in case.ranges]
-    sound = bool(ends) and all(0 <= lo <= hi for lo, hi in ends)
-    sound &= ends == [(0, 0)] if not case.symbol else all(b[0] == a[1] + 1 for a, b in pairwise(ends))
-    if not sound:
-        raise PackError(f"manifest: {case.op}: its ranges {ends[:4]} overlap, or leave sizes out")
-
-
-# ---------------------------------------------------------------- reading, by type
-class _Odd(Exception):
-    """A value is not of its type; `where` grows on the way out."""
-
-    def __init__(self, where: str, what: str) -> None:
-        self.where, self.what = where, what
-
-
-Reader = Callable[[object], object]
-
-
-@cache
-def _reader(kind: object) -> Reader:
-    """What reads a value of a type, raising _Odd. A bool is no int, an int is a float."""
-    origin, args = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _object(kind)
-    if origin is Literal:
-        return lambda x: x if x in args else _refuse(x, kind)
-    if origin is UnionType:  # X | None, or plain types
-        plain = tuple(a for a in args if a in (int, str, NoneType))
-        others = [_reader(a) for a in args if a not in plain]
-        other: Reader = others[0] if others else lambda x: _refuse(x, kind)
-        return lambda x: x if type(x) in plain else other(x)
-    if origin is tuple:
-        return _sequence(_reader(args[0]))
-    if origin is Mapping:
-        of = _reader(args[1])
-        return lambda x: {str(k): of(v) for k, v in x.items()} if isinstance(x, dict) else _refuse(x, kind)
-    if kind is float:
-        return lambda x: float(x) if type(x) in (int, float) else _refuse(x, kind)  # type: ignore[arg-type]
-    return lambda x: x if type(x) is kind else _refuse(x, kind)
-
-
-def _refuse(x: object, kind: object) -> NoReturn:
-    raise _Odd("", f"is {str(x)[:60]!r}, which is not {getattr(kind, '__name__', kind)}")
-
-
-def _sequence(of: Reader) -> Reader:
-    def read(x: object) -> object:
-        if not isinstance(x, list):
-            _refuse(x, list)
-        out = []
-        for each in x:
-            try:
-                out.append(of(each))
-            except _Odd as e:
-                raise _Odd(f"[{len(out)}]{e.where}", e.what) from None
-        return tuple(out)
-
-    return read
-
-
-def _object(cls: type) -> Reader:
-    """The dataclass that an object holds, field by field: none missing, none unknown."""
-    hints = get_type_hints(cls)
-    readers = {f.name: _reader(hints[f.name]) for f in fields(cls)}
-
-    def read(x: object) -> object:
-        if not isinstance(x, dict) or x.keys() != readers.keys():
-            odd = sorted(x.keys() ^ readers.keys()) if isinstance(x, dict) else type(x).__name__
-            raise _Odd("", f"lacks fields, or has unknown ones: {odd}")
-        found = {}
-        for name, reader in readers.items():
-            try:
-                found[name] = reader(x[name])
-            except _Odd as e:
-                raise _Odd(f".{name}{e.where}", e.what) from None
-        return cls(**found)
-
-    return read
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")

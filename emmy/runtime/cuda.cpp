@@ -125,8 +125,8 @@ struct Whole {
           case '+': stack[top] = a + b; break;
           case '-': stack[top] = a - b; break;
           case '*': stack[top] = a * b; break;
-          case '/': stack[top] = b ? a / b : 0; break;
-          case '%': stack[top] = b ? a % b : 0; break;
+          case '/': stack[top] = b > 0 ? a / b : 0; break;  // kernels divide by sizes alone
+          case '%': stack[top] = b > 0 ? a % b : 0; break;
           case 'm': stack[top] = a < b ? a : b; break;
           case 'M': stack[top] = a < b ? b : a; break;
         }
@@ -293,6 +293,7 @@ class Cuda final : public Backend {
       } else if (word == "cubin") {
         std::size_t size = 0;
         if (!(line >> size) || bytes.size() - at != size) return "its cubin is not of the size it says";
+        if (kernels_.empty()) return "it launches no kernel";
         cubin_.assign(bytes, at, size);
         finish();
         return "";

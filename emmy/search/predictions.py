@@ -127,7 +127,7 @@ def _read(line: str) -> Prediction | None:
     """What a line holds; None for one that was torn, or written by another Emmy."""
     try:
         raw = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if (
         not isinstance(raw, dict)

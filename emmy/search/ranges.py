@@ -13,10 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from math import log2
 
-from emmy.errors import UsageError
 from emmy.ir.dispatch import Dispatch, Range
-from emmy.ir.ops import Op, parse_op
-from emmy.ir.program import Sym
+from emmy.ir.ops import Op
+from emmy.ir.parts import Span, symbol_of
 from emmy.records import Measurement
 from emmy.search.budget import Budget
 from emmy.search.predictions import Prediction
@@ -25,8 +24,6 @@ TILE = 8  # the least step of an atom along the size; a single row is a kernel o
 TIE = 0.01  # a smaller difference claims nothing
 LEAST_TRIALS = 2  # of a range: the default schedule, and the winner of a neighbour; with one alone no range would learn
 MOST = 0.05  # however wide the spread on a busy machine: a schedule slower by more does not serve for another
-
-Span = tuple[int, int]  # lo, hi
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +37,6 @@ class Cost:
     def ties(self, best: Cost) -> bool:
         """Whether it is as good as the best one: within TIE, or within the spread of both and MOST."""
         return self.value <= best.value * (1 + (MOST if self.low <= best.high else TIE))
-
-
-def symbol_of(op: Op) -> Sym | None:
-    """The op's size that is known at run time, where it has one and it is more than one size."""
-    syms = op.program().syms
-    return syms[0] if len(syms) == 1 and syms[0].lo < syms[0].hi else None
 
 
 def starting_ranges(op: Op) -> tuple[Op, ...]:
@@ -69,20 +60,6 @@ def share(budget: Budget, n: int) -> Budget:
         return budget
     trials = None if budget.trials is None else max(LEAST_TRIALS, budget.trials // n)
     return replace(budget, trials=trials, seconds=None if budget.seconds is None else budget.seconds / n)
-
-
-def span_of(op: Op, part: str) -> Span | None:
-    """The sizes of `op` that the op named `part` is for; None when it is not a part of it."""
-    s = symbol_of(op)
-    if s is None or part.partition(":")[0] != op.kind:
-        return None
-    try:
-        other = parse_op(part)
-        dim = dict(other.program().dims)[next(a for a, d in op.program().dims if d == s)]
-        lo, hi = (dim, dim) if isinstance(dim, int) else (dim.lo, dim.hi)
-        return (lo, hi) if op.within(s.name, lo, hi) == other else None
-    except (UsageError, KeyError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)

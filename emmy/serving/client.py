@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 
 from emmy.errors import ServingError
@@ -79,7 +80,7 @@ def _result(path: Path) -> Mapping[str, object]:
     """Raises ServingError for a file that is no JSON object, as one that a full disk cut short."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ServingError(f"{path} is no result: {e}") from None
     if not isinstance(raw, dict):
         raise ServingError(f"{path} is no result: a JSON object is needed, it holds {type(raw).__name__}")
@@ -93,6 +94,6 @@ def _errors(result: Mapping[str, object]) -> list[str]:
 
 def _number(result: Mapping[str, object], key: str) -> float:
     value = result.get(key)
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not isfinite(value):
         raise ServingError(f"the result has no number {key!r}: another `vllm bench serve` than this Emmy knows")
     return float(value)

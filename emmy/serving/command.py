@@ -89,8 +89,8 @@ def _own_config(flags: Sequence[str]) -> tuple[Mapping[str, object], list[str]]:
     if given:
         try:
             own = json.loads(given[-1])
-        except json.JSONDecodeError as e:
-            raise UsageError(f"{FLAG} is no JSON: {e.msg} at column {e.colno} of {given[-1]!r}") from None
+        except (ValueError, RecursionError) as e:
+            raise UsageError(f"{FLAG} is no JSON: {e}: {given[-1][:200]!r}") from None
     if not isinstance(own, dict):
         raise UsageError(f"{FLAG} is {given[-1]!r}, a JSON object is needed")
     return own, others
@@ -98,7 +98,9 @@ def _own_config(flags: Sequence[str]) -> tuple[Mapping[str, object], list[str]]:
 
 def _refuse_config_file(path: Path) -> None:
     """vLLM lets a flag replace what its file says of the same name: what stands there would be lost."""
-    if path.is_file() and re.search(r"^\s*additional[-_]config\b", path.read_text(encoding="utf-8"), re.MULTILINE):
+    if path.is_file() and re.search(
+        r"^\s*additional[-_]config\b", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+    ):
         raise UsageError(f"{path} has additional-config, which the one with the pack would replace. Move it to {FLAG}")
 
 

@@ -76,9 +76,9 @@ def _ratio(pairs: Sequence[tuple[Row, Row]], name: str, more_is_better: bool) ->
 
 
 def _ratios(row: Row, stock: Row, name: str, more_is_better: bool) -> Iterator[float]:
-    """Of rows with samples one a round, in which the two took turns; else one of their figures."""
+    """Of rows with samples one a round, in which the two took turns; else one of their figures. A time of a token is a difference
+    of two, which noise may turn below 0: it says nothing."""
     if row.samples and len(row.samples) == len(stock.samples):
-        yield from (s / r for r, s in zip(row.samples, stock.samples, strict=True))
-    elif row.figures.get(name) and stock.figures.get(name):
-        ours, theirs = row.figures[name], stock.figures[name]
+        yield from (s / r for r, s in zip(row.samples, stock.samples, strict=True) if r > 0 and s > 0)
+    elif (ours := row.figures.get(name, 0.0)) > 0 and (theirs := stock.figures.get(name, 0.0)) > 0:
         yield ours / theirs if more_is_better else theirs / ours

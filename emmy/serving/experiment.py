@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+MOST_WAVES = 1000
 WARMUPS = 4  # requests that do not count, as long as those that do
 _POINT = re.compile(r"([0-9]{1,9})/([0-9]{1,9})@([0-9]{1,9})(?:x([0-9]{1,9}))?")
 _LANE = re.compile(r"\w[\w.+-]{0,63}")  # names files
@@ -154,12 +155,14 @@ def read_experiment(path: Path, changes: Changes) -> Experiment:
     points = _chosen(points, changes.points, f"{path}: point", lambda p: p.name)
     drafts = list(_chosen(drafts, _with_stock(drafts, changes.lanes), f"{path}: lane", lambda d: d.name))
     _refuse_lanes(path, drafts)
+    if (waves := changes.waves or waves) > MOST_WAVES:
+        raise UsageError(f"{path}: {waves} waves; at most {MOST_WAVES}, each of which starts every server")
     return Experiment(
         name,
         changes.model or model,
         tuple(d.lane(path, changes.packs or {}) for d in drafts),
         tuple(p.cut(changes.most_output, changes.most_prompts) for p in points),
-        changes.waves or waves,
+        waves,
         (*flags, *changes.flags),
         replace(offline, rounds=changes.rounds or offline.rounds),
     )

@@ -25,10 +25,10 @@ class Table:
         value = self._get(key, default)
         return value if isinstance(value, str) else self._refuse(key, "a text", value)
 
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = int(MOST)) -> int:
         value = self._get(key, default)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return value if fits else self._refuse(key, f"a whole number from {least}", value)  # type: ignore[return-value]
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        return value if fits else self._refuse(key, f"a whole number from {least} to {most}", value)  # type: ignore[return-value]
 
     def number(self, key: str, default: float | None = None, most: float = MOST) -> float:
         value = self._get(key, default)
@@ -47,9 +47,9 @@ class Table:
 
     def counts(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         value = self._get(key, default)
-        if isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value):
+        if isinstance(value, list | tuple) and all(type(v) is int and 0 < v <= MOST for v in value):
             return tuple(value)
-        return self._refuse(key, "a list of whole numbers from 1", value)
+        return self._refuse(key, f"a list of whole numbers from 1 to {MOST:.0f}", value)
 
     def table(self, key: str) -> Table:
         """The table below a key; an empty one where it is left out."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from emmy.codegen.files import appearing, append_lines, whole_lines
 from emmy.errors import DataError
+from emmy.typed import Mistyped, read_as
 
 VERSION = 1
 LINES = "serving.jsonl"
@@ -42,7 +43,7 @@ class Row:
     time_utc: str = ""
 
 
-NAMES = {f.name for f in fields(Row)}
+_OPTIONAL = {"message": "", "note": "", "figures": {}, "samples": [], "about": {}, "time_utc": ""}
 
 
 @dataclass(slots=True)
@@ -79,12 +80,10 @@ def _lines(path: Path) -> Iterable[Row]:
     for n, line in enumerate(whole_lines(path), 1):
         try:
             raw = json.loads(line)
-            version = raw.pop("v")
-            if version == VERSION and set(raw) <= NAMES:
-                yield Row(**{**raw, "samples": tuple(raw.get("samples", ()))})
-                continue
-        except (ValueError, KeyError, TypeError, AttributeError):
-            pass
-        raise DataError(
-            f"{path}, line {n} is no row of `emmy bench serving` of this version. Move the file away, or remove the line"
-        )
+            if raw.pop("v") != VERSION:
+                raise ValueError("another version")
+            yield read_as(Row, {**_OPTIONAL, **raw})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Mistyped) as e:
+            raise DataError(
+                f"{path}, line {n} is no row of `emmy bench serving` of this version ({e}). Move the file away, or remove the line"
+            ) from None

@@ -178,7 +178,7 @@ def _load(config: Config | Path | str) -> tuple[Config, str]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}. Name a model's config.json, or the folder that holds one") from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise UsageError(f"{path} is no JSON: {e}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds a {type(found).__name__}; an object with a model's fields is needed")

@@ -24,7 +24,8 @@ from emmy.benchmark.page import page
 from emmy.benchmark.results import LINES, PARQUET, LaneRow, Results, read, read_parquet
 from emmy.benchmark.summary import case_lanes, geometric_mean, groups, worst
 from emmy.cli import main
-from emmy.errors import DataError, UsageError
+from emmy.codegen.files import alone_in
+from emmy.errors import DataError, FolderBusy, UsageError
 from emmy.ir.ops import parse_op
 from emmy.ir.schedule import replay, sums_of
 from emmy.ir.target import load_target
@@ -78,6 +79,13 @@ def bench(out: Path, measurer: FakeMeasurer, **options: object) -> tuple[Results
     return api.bench_kernels(OPS, out, measurer=measurer, **options)  # type: ignore[arg-type]
 
 
+def test_a_folder_that_another_sitting_measures_into_is_left_alone(tmp_path: Path) -> None:
+    here = Recorder()
+    with alone_in(tmp_path), pytest.raises(FolderBusy, match="another command writes its results there"):
+        bench(tmp_path, here)
+    assert not here.heats
+
+
 def test_all_lanes_of_a_case_take_turns_in_one_heat_and_a_second_sitting_measures_the_rest_alone(
     tmp_path: Path,
 ) -> None:
@@ -120,8 +128,19 @@ def test_a_torn_last_line_is_dropped_and_its_case_measured_again(measured: Path)
     with pytest.raises(DataError, match="line 1"):
         read(measured)
     (measured / LINES).write_text('{"v":1,"case":"a"}\n' + "".join(lines))
-    with pytest.raises(DataError, match=r"line 1 is no row of the benchmark: it lacks .samples_us."):
+    with pytest.raises(DataError, match=r"line 1 is no row of the benchmark: lacks fields"):
         read(measured)
+    for name, odd in (
+        ("samples_us", [0.0]),
+        ("time_us", "1"),
+        ("kind", 3),
+        ("lane", "mine"),
+        ("static", "[]"),
+        ("flops", 1e999),
+    ):
+        (measured / LINES).write_text(json.dumps({**json.loads(lines[0]), name: odd}) + "\n")
+        with pytest.raises(DataError, match=f"line 1 is no row of the benchmark: .*({name}|a time|static)"):
+            read(measured)
 
 
 def test_a_row_comes_out_of_parquet_as_it_went_in(measured: Path) -> None:
@@ -247,6 +266,12 @@ def test_the_page_holds_everything_and_asks_nothing_of_a_network(tmp_path: Path)
     assert "<d>" not in text and "&lt;d&gt;" in text
     (source,) = known.texts.values()
     assert source.splitlines()[0] in text and "details" in text and schedule in text
+
+
+def test_what_a_compiler_coloured_is_still_a_picture() -> None:
+    coloured = [replace(r, case=f"\x1b[31m{r.case}\0<") for r in ROWS]
+    names = [t.text or "" for t in ElementTree.fromstring(chart_svg(case_lanes(coloured))).iter()]
+    assert any(name.startswith("a<, emmy: ") for name in names)
 
 
 def test_the_chart_by_itself_is_a_picture_with_a_bar_a_case_and_lane() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -47,6 +48,19 @@ def test_open_journals_wait_and_dead_ones_come_in_only_on_demand(tmp_path: Path,
     assert dataset.ingest(dead=True).journals == 0  # a live run's journal is left alone
     journal.leave()
     assert dataset.ingest(dead=True).new_rows == 1
+
+
+def test_a_disk_that_fills_up_is_named_and_no_row_is_lost(tmp_path: Path, make_row, write_journal) -> None:
+    write_journal(tmp_path, "a", [make_row(i) for i in range(3)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"cannot write the database.*Free space"):
+            Dataset(tmp_path).ingest()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    Dataset(tmp_path).ingest()
+    assert [r.id for r in Dataset(tmp_path).rows()] == [make_row(i).id for i in range(3)]
 
 
 def test_one_damaged_journal_keeps_no_other_out(tmp_path: Path, make_row, write_journal) -> None:

@@ -85,9 +85,17 @@ def _place(kind: str, tmp_path: Path) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def _served(folder: Path) -> Iterator[str]:
+def _served(folder: Path, withheld: str = "") -> Iterator[str]:
+    """A web server's URL, which gives nobody what lies under the path."""
+
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            if withheld and self.path.startswith(withheld):
+                self.send_error(403)
+            else:
+                super().do_GET()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -300,6 +308,20 @@ def test_a_missing_part_is_named(filled: Dataset, tmp_path: Path) -> None:
     next((place.path / "h200").glob("part-*")).unlink()
     (refused,) = pull(Dataset(tmp_path / "other"), place).refused
     assert "there is no such file, though the manifest lists it" in refused.reasons[0]
+
+
+@pytest.mark.parametrize("kind", ["part", "manifest"])
+def test_what_a_place_withholds_keeps_no_other_manifest_from_coming_in(
+    filled: Dataset, tmp_path: Path, kind: str
+) -> None:
+    push(filled, Folder(tmp_path / "place"))
+    other = Dataset(tmp_path / "other")
+    with _served(tmp_path / "place", f"/cpu/{kind}") as url:
+        report = pull(other, place_at(url))
+    (refused,) = report.refused
+    assert "the server answers 403 Forbidden, though" in refused.reasons[0]
+    assert [a.manifest.target for a in report.arrivals] == ["h200"]
+    assert [a.manifest.target for a in pull(other, Folder(tmp_path / "place")).arrivals] == ["cpu"]
 
 
 def test_a_manifest_in_the_folder_of_another_target_is_refused(filled: Dataset, tmp_path: Path) -> None:

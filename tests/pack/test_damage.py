@@ -57,7 +57,19 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a newer schema": (edited(lambda raw: raw.update(schema=2)), "its schema is 2, this Emmy reads 1: update Emmy"),
     "a field that is missing": (edited(lambda raw: first_range(raw)["code"].pop("launch")), "lacks fields, or has unknown ones"),
     "a field of another type": (edited(lambda raw: first_range(raw).update(lo="1")), "is '1', which is not int"),
-    "ranges with a gap": (edited(lambda raw: raw["cases"][-1]["ranges"].pop(1)), "overlap, or leave sizes out"),
+    "ranges with a gap": (edited(lambda raw: raw["cases"][-1]["ranges"].pop(1)), "overlap, leave sizes out, or go beyond 1..24"),
+    "ranges beyond the op's": (edited(lambda raw: raw["cases"][-1]["ranges"][-1].update(hi=25)), "go beyond 1..24"),
+    "a kernel of other sizes": (edited(lambda raw: raw["cases"][-1]["ranges"][1].update(op=packs.LOST)), "not of these sizes"),
+    "an op there twice": (edited(lambda raw: raw["cases"].append(raw["cases"][0])), "it is there twice"),
+    "an op that nobody knows": (edited(lambda raw: raw["cases"][0].update(op="matmull:9x9")), "no op that this Emmy knows"),
+    "arguments of another shape": (edited(lambda raw: raw["cases"][0]["arguments"][0]["shape"].reverse()), "arguments are not those of"),
+    "a launch line that is two": (edited(lambda raw: first_range(raw)["code"].update(launch=["pass A\ncubin 0"])), "cannot be read"),
+    "a number that is none": (edited(lambda raw: first_range(raw)["evidence"].update(time_us=float("nan"))), "NaN is no number"),
+    "a number that is endless": (edited(lambda raw: first_range(raw)["evidence"].update(time_us=10**400)), "evidence.time_us is 1000"),
+    "a size of more than 64 bits": (edited(lambda raw: first_range(raw).update(hi=1 << 63)), "is 9223372036854775808, which is not int"),
+    "half of a character": (edited(lambda raw: first_range(raw).update(why="\ud800")), "why is '\\ud800', which is not str"),
+    "a manifest as deep as a well": (lambda p: packs.rewritten(p, lambda f: f.update({MANIFEST: b"[" * 99999})), "is no JSON"),
+    "a manifest that swells": (lambda p: packs.rewritten(p, lambda f: f.update({MANIFEST: b" " * (33 << 20)})), "is larger than"),
     "a member that is missing": (lambda p: packs.rewritten(p, lambda f: f.pop(of("binary")(f))), "is missing"),
     "a member that nothing names": (lambda p: packs.rewritten(p, lambda f: f.update({f"source/{'0' * 64}.c": b""})), "named by nothing"),
     "a member there twice": (lambda p: packs.rewritten(p, lambda f: None, twice=MANIFEST), "there twice"),
@@ -106,6 +118,18 @@ def test_a_changed_binary_and_a_changed_source_refuse(tmp_path: Path) -> None:
     packs.rewritten(path, lambda f: f.update({n: packs.flipped(f, n) for n in f if n != MANIFEST}))
     with pytest.raises(PackError, match=r"source/\w+\.c is not what the manifest says"):
         answer(Pack.open(path))
+
+
+def test_a_kernel_of_another_op_is_not_handed_memory(tmp_path: Path) -> None:
+    """Digests and ranges match, but one op has the other's code."""
+
+    def swap(raw: Any) -> None:
+        guessed, last = raw["cases"][2]["ranges"][0], raw["cases"][-1]["ranges"][-1]
+        guessed["code"] = last["code"]
+
+    path = packs.with_manifest(packs.cpu_pack(tmp_path), swap)
+    with pytest.raises(PackError, match=r"its kernel .* the kernel is of another op"):
+        Pack.open(path, unmeasured=True).plan(packs.GUESSED)
 
 
 def test_no_changed_byte_makes_anything_else_run(tmp_path: Path) -> None:

@@ -157,16 +157,34 @@ def test_verify_finds_a_changed_member_and_a_kernel_that_computes_something_else
     code, _, err = said(capsys, "pack", "verify", path, "--depth", "digests")
     assert code == 1 and err.count("is not what the manifest says") == 4
 
-    ops = ("matmul:5x16x32:f32:gelu_tanh", "matmul:5x16x32:f32:silu")
-    Pack.build(
-        [Offer(parse_op(op), "", (packs.won(op, "k0/split(n,core,8)", "cpu"),)) for op in ops], path, load_target("cpu")
-    )
+    code, _, err = said(capsys, "pack", "verify", lying(path, "gelu_tanh", "silu"))
+    assert code == 4 and "want" in err and "1 at fault" in err  # though the other op of this source is right
+    code, _, err = said(capsys, "pack", "verify", lying(path, "gelu_tanh", "bias"))
+    assert code == 4 and "the kernel is of another op" in err
+
+
+def lying(path: Path, one: str, other: str) -> Path:
+    """A pack of two products followed by something, of which the first has the other's code."""
+    ops = sorted(f"matmul:5x16x32:f32:{x}" for x in (one, other))
+    made = (Offer(parse_op(op), "", (packs.won(op, "k0/split(n,core,8)", "cpu"),)) for op in ops)
+    Pack.build(list(made), path, load_target("cpu"))
 
     def swap(raw: Any) -> None:
         raw["cases"][0]["ranges"][0]["code"] = raw["cases"][1]["ranges"][0]["code"]
 
-    code, _, err = said(capsys, "pack", "verify", packs.with_manifest(path, swap), "--op", ops[0])
-    assert code == 4 and "want" in err
+    return packs.with_manifest(path, swap)
+
+
+def test_verify_finds_launches_that_are_not_those_of_the_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fewer_blocks(raw: Any) -> None:
+        code = next(r["code"] for r in raw["cases"][1]["ranges"])
+        code["launch"] = [x + " 1 -" if x.startswith("kernel") else x for x in code["launch"]]
+
+    path = packs.with_manifest(packs.gpu_pack(tmp_path), fewer_blocks)
+    code, (_, *found), _ = said(capsys, "pack", "verify", path, "--depth", "rebuild")
+    assert code == 1 and [f["rebuild"] for f in found] == ["ok", "its launch is not what its schedule gives"]
 
 
 @pytest.mark.slow

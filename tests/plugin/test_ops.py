@@ -123,13 +123,13 @@ def test_ranges_that_no_step_reaches_are_not_loaded(tmp_path: Path) -> None:
 def test_a_kernel_with_a_wrong_answer_is_left_to_stock_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel of many rows is in truth that of a narrower weight."""
+    """The kernel of many rows is in truth one for a weight in another layout."""
     path = tmp_path / "p"
-    packs.built(path, [(N, K), (N, K - 8)])
+    packs.built(path, [(N, K)], fused=[f"matmul:m(1..{packs.ROWS})x{N}x{K}:f32"])
 
     def swap(raw: Any) -> None:
-        narrow, wide = (case["ranges"] for case in raw["cases"])
-        wide[2]["code"] = narrow[2]["code"]
+        turned, plain = (case["ranges"] for case in raw["cases"])
+        plain[2]["code"] = turned[2]["code"]
 
     damaged.with_manifest(path, swap)
     with caplog.at_level("ERROR", logger="emmy.vllm"):

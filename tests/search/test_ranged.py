@@ -12,6 +12,7 @@ import pytest
 from emmy import api
 from emmy.costmodel.dataset import Dataset
 from emmy.ir.ops import Op, parse_op
+from emmy.ir.parts import span_of
 from emmy.ir.program import upper
 from emmy.ir.target import load_target
 from emmy.measure.fake import FakeMeasurer
@@ -20,7 +21,6 @@ from emmy.ranged import Predicted, settle
 from emmy.records import Candidate, Device, Measurement, Protocol, Status
 from emmy.search.events import Event, Measured, Note, Racing
 from emmy.search.predictions import Prediction
-from emmy.search.ranges import span_of
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from tests.search.by_size import WIDE, BySize
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emmy.ir.ops import parse_op
+from emmy.ir.parts import span_of
 from emmy.search.budget import Budget, parse_budget
-from emmy.search.ranges import LEAST_TRIALS, Cost, Known, share, span_of, starting_ranges
+from emmy.search.ranges import LEAST_TRIALS, Cost, Known, share, starting_ranges
 
 OP = parse_op("matmul:m(1..4096)x64x32:f32")
 

@@ -18,6 +18,7 @@ import pytest
 
 from emmy import config
 from emmy.cli import main
+from emmy.codegen.files import alone_in
 from emmy.errors import NoSuchDevice, ServingError, UsageError
 from emmy.runtime.cuda_driver import Gpu
 from emmy.serving import recipe as recipes
@@ -79,6 +80,16 @@ def test_a_pack_of_a_card_that_is_not_here_is_refused_before_the_server_starts(
     assert main(["serve", "m", "--pack", str(pack)]) == 3
     assert "NVIDIA H200" in capsys.readouterr().err and vllm.calls == []
     assert main(["serve", "m", "--pack", str(pack), "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("way", [["serving"], ["serving", "--offline"], ["quality"]], ids=" ".join)
+def test_two_commands_do_not_write_into_one_folder(
+    vllm: Fake, experiment: Write, tmp_path: Path, way: list[str], capsys: Out
+) -> None:
+    out, what = tmp_path / "out", str(experiment()) if way[0] == "serving" else "m"
+    with alone_in(out):
+        assert main(["bench", way[0], what, "--out", str(out), *way[1:]]) == 1
+    assert "another command writes its results there" in capsys.readouterr().err and vllm.calls == []
 
 
 def test_the_server_takes_our_place_with_its_signals_and_exit_code(vllm: Fake) -> None:

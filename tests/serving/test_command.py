@@ -45,6 +45,7 @@ def test_a_users_own_additional_config_is_merged(pack: Path, given: list[str]) -
     [
         (["--additional-config", '{"emmy": {}}'], "has the key"),
         (["--additional-config", "{"], "no JSON"),
+        (["--additional-config", "[" * 99999], "no JSON"),
         (["--additional-config", "[1]"], "object is needed"),
         (["--additional-config.a", "1"], "as one JSON object"),
     ],

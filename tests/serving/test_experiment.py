@@ -51,6 +51,8 @@ def test_a_cut_output_is_said_beside_the_published_point(pack: Path) -> None:
     [
         ("waves = 2", "wave = 2", "unknown key 'wave'"),
         ("waves = 2", 'waves = "2"', "waves is '2', a whole number"),
+        ("waves = 2", "waves = 1001", "1001 waves; at most 1000"),
+        ("waves = 2", "waves = 9_999_999_999", "a whole number from 1 to 1000000000"),
         ("input = 32", "", "'input' is missing"),
         ("concurrency = 2", "concurrency = 0", "from 1"),
         ("concurrency = 2", "concurrency = 2\nprompts = 1", "never keep 2 in flight"),
@@ -159,6 +161,8 @@ def test_offline_ratios_are_of_rounds_in_turns() -> None:
 
     _, emmy = entries([of("stock", 8.0, 9.0, 8.0), of("emmy", 4.0, 6.0, 8.0)])
     assert (emmy.ratios["ms"].low, emmy.ratios["ms"].median, emmy.ratios["ms"].high) == (1.0, 1.5, 2.0)
+    _, noisy = entries([of("stock", 8.0, 9.0, -8.0), of("emmy", 4.0, 0.0, 8.0)])
+    assert str(noisy.ratios["ms"]) == "2.000"
 
 
 def test_results_survive_a_torn_line_and_refuse_what_is_none(tmp_path: Path) -> None:
