@@ -46,6 +46,11 @@ class Device:
     driver: str
     toolkit: str  # compiler and version that built the binary
 
+    @property
+    def identity(self) -> str:
+        """This one device, whatever drives it and compiles for it."""
+        return f"{self.product} {self.uuid_hash}"
+
 
 @dataclass(frozen=True, slots=True)
 class Protocol:

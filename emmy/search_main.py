@@ -13,14 +13,17 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 
 from emmy import __version__
 from emmy.abreast import Asked, Told, receive
+from emmy.costmodel.model import CostModel
 from emmy.costmodel.upkeep import Upkeep
 from emmy.errors import EmmyError
+from emmy.ir.target import Target
 from emmy.measure.served import ServedMeasurer
 from emmy.measure.worker_main import die_with_parent
 from emmy.search.events import Event, ignore
@@ -83,6 +86,11 @@ def _listen(connection: Connection, jobs: SimpleQueue[Asked | None], stop: Stop)
             jobs.put(asked)
 
 
+@lru_cache(maxsize=1)  # it is led so until the command ends, which said by whom
+def _leading_absent(choice: str | None, target: Target, home: Path) -> CostModel | None:
+    return leading_absent(load_model(choice, target, home), choice, target, home, ignore)
+
+
 class _Searching:
     def __init__(self, connection: Connection, device: Callable[[], ServedMeasurer], stop: Stop) -> None:
         self._connection, self._device, self._stop = connection, device, stop
@@ -111,8 +119,7 @@ class _Searching:
         return Told(tuple(results), self._upkeep is not None and self._upkeep.new == 0)
 
     def _predicted(self, asked: Asked) -> Told:
-        target = asked.group.target  # who leads was said when the command began
-        leader = leading_absent(load_model(asked.model, target, asked.home), asked.model, target, asked.home, ignore)
+        leader = _leading_absent(asked.model, asked.group.target, asked.home)
         done = Finished(keys=asked.done)
         return Told(tuple(predicted(asked.group, asked.home, leader, done, self._tell, self._stop)))
 

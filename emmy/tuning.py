@@ -5,7 +5,7 @@ Does not look for devices. Of a target whose device is not here the schedules ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -94,7 +94,7 @@ class Tuning:
             self.leader = leading_absent(self.leader, self.terms.model, self.target, self.home, self.on_event)
             where = f"predicted by {self.leader.digest if self.leader else 'the roofline'}"
         else:
-            where = f"{here.device.product} {here.device.uuid_hash}"
+            where = here.device.identity
         tables = [g.table_key for g in self.groups if g.table_key is not None]
         finished = Finished.of(self.requests, where, self.home, __version__, tables)
         n = max(1, min(self.terms.searches, len(self.groups)))
@@ -133,17 +133,28 @@ class Tuning:
 
 def tuned(group: Group, sitting: Sitting) -> list[TuneResult]:
     """What came of a group's requests: one result of an op whose ranges were all tuned."""
+    return _found(group, sitting.finished, sitting.on_event, sitting.run, partial(_settled, sitting))
+
+
+def _found(
+    group: Group,
+    finished: Finished,
+    on_event: Listener,
+    run: Callable[[Request], TuneResult | None],
+    settled: Callable[[Group], tuple[RangeWinner, ...]],
+) -> list[TuneResult]:
+    """`run`: None for what had been finished, or is not begun any more."""
+    if group.is_in(finished):
+        on_event(Note(had_been_finished(group.op)))
+        return []
     found: list[TuneResult] = []
-    if group.is_in(sitting.finished):
-        sitting.on_event(Note(had_been_finished(group.op)))
-        return found
     for request in group.requests:
-        if (result := sitting.run(request)) is None:
+        if (result := run(request)) is None:
             continue
         found.append(result)
         if result.why == INTERRUPTED:
             break
-    return list(group.result(found, partial(_settled, sitting)))
+    return list(group.result(found, settled))
 
 
 def _settled(sitting: Sitting, group: Group) -> tuple[RangeWinner, ...]:
@@ -194,19 +205,18 @@ def predicted(
             finished.add(group.op.key)
         return evidence.table()
 
-    found: list[TuneResult] = []
-    if group.is_in(finished):
-        on_event(Note(had_been_finished(group.op)))
-        return found
-    for request in group.requests:
+    def run(request: Request) -> TuneResult | None:
+        if stop.asked:
+            return None
         if request.op.key in finished:
             on_event(Note(had_been_finished(request.op)))
-            continue
+            return None
         best = find_winner(measured_rows(home, request.op.key, request.target, request.threads), request.target.product)
         if best is not None:
             on_event(Note(f"{request.op}: a schedule measured at {best.time_us:.4g} us is stored and stays the winner"))
-        found.append(predicting(request).go())
-        if stop.asked:
-            break
-        finished.add(request.op.key)
-    return list(group.result(found, settled))
+        result = predicting(request).go()
+        if not stop.asked:
+            finished.add(request.op.key)
+        return result
+
+    return _found(group, finished, on_event, run, settled)

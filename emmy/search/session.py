@@ -130,7 +130,7 @@ def _plan(request: Request, model: str) -> Plan:
 
 def _next_run_id(plan: Plan, request: Request, device: Device, home: Path, emmy_version: str) -> str:
     """The id of the first run of this plan that has not ended: interrupted, or not begun."""
-    protocol, generation = f"{request.threads} threads on {device.product} {device.uuid_hash}", 0
+    protocol, generation = f"{request.threads} threads on {device.identity}", 0
     protocol += " with hybrid sums" if request.sums == "hybrid" else ""
     while is_complete(home, plan.run_id(protocol, generation, emmy_version)):
         generation += 1
@@ -158,10 +158,8 @@ def close_dead(home: Path, which: Callable[[RunHeader], bool], on_event: Listene
             continue
         try:
             Journal.reopen(path)[0].close()
-        except DataError:
-            if path.exists() and not is_live(
-                path
-            ):  # else another run was quicker: it goes on with it, or has closed it
+        except DataError:  # where another run was quicker, it goes on with the journal, or has closed it
+            if path.exists() and not is_live(path):
                 raise
 
 
