@@ -10,11 +10,14 @@ import fcntl
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from emmy.errors import DeviceBusy, EmmyError
+
+_LEFT_S = 2.0  # at most, on a busy machine, until what a killed holder was starting lets go
 
 
 class LockUnavailable(EmmyError):
@@ -48,14 +51,13 @@ class DeviceLock:
                 "Make the folder writable, or name another cache with EMMY_CACHE."
             ) from e
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            holder = _holder(os.pread(fd, 4096, 0))
-            os.close(fd)
-            raise DeviceBusy(
-                f"{self.path.stem} is being measured by {holder}; two at once would spoil both one's times. "
-                "Let it end, or queue behind it with --wait."
-            ) from None
+            if wait:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            elif not _taken(fd):
+                raise DeviceBusy(
+                    f"{self.path.stem} is being measured by {_holder(fd)}; two at once would spoil both one's times. "
+                    "Let it end, or queue behind it with --wait."
+                )
         except BaseException:
             os.close(fd)
             raise
@@ -78,9 +80,40 @@ class DeviceLock:
         self.release()
 
 
-def _holder(text: bytes) -> str:
+def _taken(fd: int) -> bool:
+    """Whether the lock is taken now. Of a holder that was killed while it started a process that one's copy is waited for,
+    which lasts until it runs a program of its own."""
+    deadline = time.monotonic() + _LEFT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            said = _said(fd)
+            if said is None or _lives(said[0]) or time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
     try:
-        said = json.loads(text)
-        return f"process {int(said['pid'])} ({said['command']})"
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def _holder(fd: int) -> str:
+    said = _said(fd)
+    return f"process {said[0]} ({said[1]})" if said else "another process"
+
+
+def _said(fd: int) -> tuple[int, str] | None:
+    """The holder's number and command, as the file has them."""
+    try:
+        said = json.loads(os.pread(fd, 4096, 0))
+        return int(said["pid"]), str(said["command"])
     except (ValueError, KeyError, TypeError):
-        return "another process"
+        return None

@@ -78,3 +78,25 @@ def test_a_folder_that_cannot_be_written_is_no_busy_device(tmp_path: Path) -> No
     folder = tmp_path / "file" / "locks"
     with pytest.raises(LockUnavailable, match=f"^{folder}: the lock cpu.lock cannot be opened.*EMMY_CACHE"):
         DeviceLock(folder, "cpu").acquire()
+
+
+def test_what_a_killed_holder_was_starting_is_waited_for_and_one_that_stays_is_not(tmp_path: Path) -> None:
+    """A process that is killed between fork and exec leaves a copy of the lock for that long."""
+    for stays_s, is_taken in ((0.3, True), (30, False)):
+        forks = HOLD.replace("print(", f"import os\nif os.fork() == 0: time.sleep({stays_s}); os._exit(0)\nprint(")
+        process = subprocess.Popen(
+            [sys.executable, "-c", forks, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+        process.wait()
+        if is_taken:
+            with DeviceLock(tmp_path, "cpu") as lock:
+                assert lock.held
+        else:
+            with pytest.raises(DeviceBusy, match=f"process {process.pid} "):
+                DeviceLock(tmp_path, "cpu").acquire()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
