@@ -21,6 +21,7 @@ from emmy.ranged import Predicted, settle
 from emmy.records import Candidate, Device, Measurement, Protocol, Status
 from emmy.search.events import Event, Measured, Note, Racing
 from emmy.search.predictions import Prediction
+from emmy.search.ranges import LEAST_TRIALS
 from emmy.search.tuner import INTERRUPTED, Stop, TuneResult
 from tests.search.by_size import WIDE, BySize
 
@@ -124,7 +125,7 @@ def test_a_shorter_run_of_an_interrupted_one_ends_in_no_worse_a_table(tmp_path: 
     assert len(best) == 2
     tune(tmp_path, BySize(), budget="3", on_event=seen.append)
     table, measurer = api.table(OP, home=tmp_path), BySize()
-    assert [e.text for e in seen if isinstance(e, Note) and "3 to begin with is searched for 2 (the least: 2" in e.text]
+    assert [e.text for e in seen if isinstance(e, Note) and f"3 to begin with is searched for {LEAST_TRIALS} (the least: {LEAST_TRIALS}" in e.text]
     for op, stored in best.items():
         lo, hi = span_of(parse_op(OP), op) or (0, 0)
         (serving,) = (w for w in table if w.range.lo <= lo and hi <= w.range.hi)

@@ -57,7 +57,7 @@ def test_only_parts_of_the_same_op_are_its_ranges() -> None:
 
 
 def test_a_budget_is_divided_among_ranges_but_patience_is_each_one_s() -> None:
-    assert share(parse_budget("60s,44,patience=9"), 11) == Budget(4, 60 / 11, 9)
+    assert share(parse_budget("60s,132,patience=9"), 11) == Budget(12, 60 / 11, 9)
     assert share(Budget(trials=3), 11) == Budget(trials=LEAST_TRIALS) and share(Budget(trials=1), 1) == Budget(trials=1)
 
 
