@@ -120,7 +120,7 @@ def tune(
     ahead: int = 0,
     searches: int = 1,
 ) -> TuneResult | tuple[TuneResult, ...]:
-    """The fastest schedule found for an op; for a sequence of ops one result each, the most valuable first (`at_stake`).
+    """The fastest schedule found for an op; for a sequence of ops one result each, the most valuable first (`at_stake`), open sizes last.
 
     Where the GPU is not here nothing is measured: `best` is None, and `predicted` is the schedule that a model and the
     card's roofline rank first among those that compile without spills and that the emulator finds right.

@@ -19,6 +19,7 @@ from emmy.costmodel.recording import recording
 from emmy.costmodel.upkeep import Upkeep
 from emmy.errors import UsageError
 from emmy.ir.ops import Op
+from emmy.ir.parts import symbol_of
 from emmy.ir.target import Target, load_target
 from emmy.measure.journal import RunHeader
 from emmy.measure.measurer import Measurer
@@ -62,14 +63,16 @@ class Tuning:
     on_event: Listener
     stop: Stop
     leader: CostModel | None = field(init=False)
-    groups: tuple[Group, ...] = field(init=False)  # the most valuable first
+    # The most valuable first; those of an open size last, whose ranges begin with the winners of the fixed ones.
+    groups: tuple[Group, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         t = self.terms
         if t.searches < 1:
             raise UsageError(f"searches is {t.searches}: at least one op is searched at a time")
         self.leader = load_model(t.model, self.target, self.home, self.on_event)
-        by_value = sorted(self.ops, key=at_stake(self.target, t.threads, self.home), reverse=True)
+        stake_us = at_stake(self.target, t.threads, self.home)
+        by_value = sorted(self.ops, key=lambda op: (symbol_of(op) is not None, -stake_us(op)))
         self.groups = tuple(
             Group.of(o, t.by_range, t.budget, self.target, t.strategy, t.seed, t.threads, t.fresh, t.ahead)
             for o in by_value

@@ -22,7 +22,7 @@ from emmy.search.predictions import Prediction
 
 TILE = 8  # the least step of an atom along the size; a single row is a kernel of its own
 TIE = 0.01  # a smaller difference claims nothing
-LEAST_TRIALS = 8  # of a range: one batch of proposals, so that the default, winners of neighbours and picks of the model are in it
+LEAST_TRIALS = 8  # of a range: a batch, which has room for the default, neighbours' winners and picks of the model
 MOST = 0.05  # however wide the spread on a busy machine: a schedule slower by more does not serve for another
 
 
