@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,10 @@ LOOK_S = 0.25  # how often the worker's progress is looked at; a sleeping parent
 MOST_UNREADABLE = 5  # one may fall into the middle of a write
 KEPT_OUTPUT = 4096  # bytes of what kernels print that are kept, to be shown after a fault
 MOST_ANSWER = 16 << 20
+
+# Its thread starts the workers, and ends with this process: a worker dies with the thread that started it (`die_with_parent`),
+# and who asks first may be the thread of a search that is over long before the others.
+_STARTER = ThreadPoolExecutor(1, thread_name_prefix="emmy-starter")
 
 _MEANING = {
     signal.SIGSEGV: "touched memory that is not its own",
@@ -128,7 +133,8 @@ class Worker:
         self._announce(Progress("starting", -1, time.monotonic() + START_LIMIT_S))
         count = str(self.threads)
         try:
-            self._process = subprocess.Popen(
+            starting = _STARTER.submit(
+                subprocess.Popen,
                 [sys.executable, "-P", "-m", "emmy.measure.worker_main", *args.to_words()],
                 stdin=subprocess.DEVNULL,
                 stdout=output_w,
@@ -145,6 +151,11 @@ class Worker:
                     **self.environment,
                 ),
             )
+            try:
+                self._process = starting.result()
+            except BaseException:  # Ctrl-C: nobody would end it; or it could not be started, which is raised again
+                starting.result().kill()
+                raise
         except OSError as e:
             raise NoSuchDevice(f"the measuring worker cannot be started: {e.strerror}") from e
         finally:

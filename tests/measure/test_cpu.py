@@ -171,6 +171,16 @@ def test_a_worker_killed_while_idle_costs_nothing(tmp_path: Path) -> None:
         assert measurer.worker.n_started == 2
 
 
+def test_a_worker_outlives_the_thread_that_needed_it_first(tmp_path: Path) -> None:
+    with make(tmp_path) as measurer:
+        first = threading.Thread(target=measurer.measure, args=([RIGHT],))
+        first.start()
+        first.join()
+        time.sleep(0.1)
+        assert measurer.measure([RIGHT])[0].status == "ok"
+        assert measurer.worker.n_started == 1
+
+
 @pytest.mark.slow
 def test_an_interruption_ends_the_worker_so_that_no_answer_comes_late(tmp_path: Path) -> None:
     class Interrupted(BaseException):
