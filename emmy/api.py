@@ -236,7 +236,7 @@ def collect(
     leader = load_model(model, target, home, on_event)
     with device(target, threads, wait=wait, measurer=measurer) as here:
         upkeep = Upkeep(home, target.name) if model is None and len(asked) > 1 else None
-        finished = Finished.of(asked, here.device.identity, home, __version__)
+        finished = Finished.of(asked, here.device.product, home, __version__)
         sitting = Sitting(asked, here, home, __version__, leader, upkeep, finished, on_event, stop)
         if asked:
             on_event(finished.plan(asked))

@@ -97,7 +97,7 @@ class Tuning:
             self.leader = leading_absent(self.leader, self.terms.model, self.target, self.home, self.on_event)
             where = f"predicted by {self.leader.digest if self.leader else 'the roofline'}"
         else:
-            where = here.device.identity
+            where = here.device.product  # any card of it will do, as winners are of the product too
         tables = [g.table_key for g in self.groups if g.table_key is not None]
         finished = Finished.of(self.requests, where, self.home, __version__, tables)
         n = max(1, min(self.terms.searches, len(self.groups)))

@@ -31,7 +31,7 @@ class Finished:
     ) -> Self:
         """Of the command that asks for these: empty unless it was interrupted. Of one request, or fresh ones, nothing is kept.
 
-        where:  the device that measures, or who predicts its times
+        where:  the product that measures, or who predicts its times
         tables: keys of ops whose ranges are among the requests, and are raced when they were tuned
         """
         if len(requests) < 2 or any(r.fresh for r in requests):

@@ -134,6 +134,29 @@ def test_what_was_interrupted_goes_on_and_what_had_ended_is_left_out(tmp_path: P
     assert not list((tmp_path / "sittings").iterdir()), "once it has ended, the same command begins anew"
 
 
+def test_a_set_goes_on_behind_what_ended_on_another_card_of_the_product(tmp_path: Path) -> None:
+    stop = Stop()
+
+    def at_the_second(event: Event) -> None:
+        stop.asked |= isinstance(event, Measured) and event.row.op == OPS[1]
+
+    def asked(name: str, on_event: Listener, stop: Stop | None = None) -> set[str]:
+        device = FakeMeasurer(name=name)
+        results = api.tune(
+            OPS[:2], budget="8", strategy="random", home=tmp_path, measurer=device, on_event=on_event, stop=stop
+        )
+        return {r.op for r in results if r.why != INTERRUPTED}
+
+    assert asked("one card", at_the_second, stop) == {OPS[0]}
+    heard: list[Event] = []
+    assert asked("another card", heard.append) == {OPS[1]}
+    assert any(OPS[0] in n.text and "had been finished" in n.text for n in notes(heard))
+    cards = Counter((r.op, r.device.uuid_hash) for r in rows(tmp_path))
+    assert len(cards) == 3 and max(cards.values()) == 8, (
+        "what was not finished is searched anew: times of two cards are not mixed"
+    )
+
+
 @pytest.mark.parametrize("searches", [1, 2])
 def test_an_op_that_is_asked_for_twice_is_searched_once(tmp_path: Path, searches: int) -> None:
     """As a size of its own, and as a range of another op."""
