@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import uuid
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -148,8 +148,8 @@ def source_mark(digest: str) -> str:
 
 
 def new_id() -> str:
-    """A fresh measurement or run id: 32 hexadecimal digits."""
-    return uuid.uuid4().hex
+    """A fresh measurement or run id: 16 hexadecimal digits, so that of a million rows two are alike once in 30 million datasets."""
+    return secrets.token_hex(8)
 
 
 def now_utc() -> str:

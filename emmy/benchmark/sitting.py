@@ -165,7 +165,7 @@ class BenchSitting:
 
     def _common(self) -> LaneRow:
         s, protocol = self.setting, self.here.device
-        blank = LaneRow(new_id()[:16], now_utc(), "", "", "", "", "eager", NONE)
+        blank = LaneRow(new_id(), now_utc(), "", "", "", "", "eager", NONE)
         blank = replace(blank, **device_columns(protocol), torch=_torch_version(), rounds=s.rounds)  # type: ignore[arg-type]
         return replace(blank, threads=s.threads, emmy_version=s.emmy_version)
 

@@ -19,7 +19,7 @@ Keep = Callable[[Measurement], Measurement]
 @contextmanager
 def recording(home: Path, what: str, op: str, target: str, emmy_version: str) -> Iterator[Keep]:
     """Keeps rows as they come and gives them back as they are kept: measured is measured, whatever for."""
-    run_id = new_id()[:16]
+    run_id = new_id()
     header = RunHeader(run_id, op, target, what, 0, "", emmy_version=emmy_version, time_utc=now_utc())
     began = time.monotonic()
     with Journal.create(journal_path(home, run_id), header) as journal:
