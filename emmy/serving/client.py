@@ -26,9 +26,9 @@ LIMIT_S = 3600.0
 # Runs a command of vLLM for every line it reads, and answers with its exit code: importing vLLM takes longer than many a point.
 _STAYS = """\
 import json, os, runpy, sys, traceback
-import vllm.benchmarks.serve
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
+import vllm.benchmarks.serve  # which may print
 for line in sys.stdin:
     sys.argv, code = ["vllm", *json.loads(line)], 0
     try:

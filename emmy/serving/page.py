@@ -35,8 +35,9 @@ _ABOUT = (
 def cells(e: Entry) -> dict[str, object]:
     """An entry as a flat record; ratios as texts, above 1 better than stock."""
     ratios = {f"ratio_{name}": str(r) for name, r in e.ratios.items()}
+    figures = {k: f"{v:.3g}" for k, v in e.figures.items()} if e.kind == "quality" else e.figures
     return {
-        "kind": e.kind, "point": e.point, "note": e.note, "lane": e.lane, "against": e.against, "waves": e.waves, **e.figures, **ratios,
+        "kind": e.kind, "point": e.point, "note": e.note, "lane": e.lane, "against": e.against, "waves": e.waves, **figures, **ratios,
     }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ setup() {
       { tar -xJf ".bundle/$name.tar.xz" -C "$site" || "$python" -m tarfile -e ".bundle/$name.tar.xz" "$site"; } && touch "$work/$name"
     fi
   done
-  if [ -f .bundle/cache.tgz ] && [ ! -e "$work/cache" ]; then tar -xzf .bundle/cache.tgz -C "$work"; fi
+  if [ -f .bundle/cache.tgz ] && [ ! -e "$work/cached" ]; then tar -xzf .bundle/cache.tgz -C "$work" && touch "$work/cached"; fi
   if compgen -G '.whl/*.whl' >/dev/null && [ ! -e "$work/wheels" ]; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" .whl/*.whl && touch "$work/wheels"
   fi
@@ -77,8 +77,9 @@ except Exception:  # one that does not fit the numpy here; what vLLM compiles wi
 PY
   for shape in gemma-4-12b gemma-4-12b-six gemma-4-tiny; do "$python" experiments/serving/shaped_model.py $shape "$work/$shape"; done
   # The published points, 64 times as small, for a CPU.
-  sed -E 's/"b?float16"/"float32"/; /attention-backend/d; s/\b256\b/4/g; s/\b512\b/8/g; s/\b2048\b/32/g; s/\b4096\b/64/g; s/\b8192\b/128/g;
-    s/16384/256/; s/^steps.*/steps = 4/; s/^kv_gib.*/kv_gib = 0.5\nmemory = 0.3/' experiments/serving/gemma-4-12b.toml > "$work/tiny.toml"
+  sed -E '/^(input|output|prefill|context)/{s/\b256\b/4/;s/\b512\b/8/;s/\b2048\b/32/;s/\b4096\b/64/;s/\b8192\b/128/}
+    s/"b?float16"/"float32"/;/attention-backend/d;s/16384/1024/;s/^steps.*/steps = 4/;s/^kv_gib.*/kv_gib = 0.5\nmemory = 0.3/
+    s/, "--gpu-memory-utilization", "0.9"//' experiments/serving/gemma-4-12b.toml > "$work/tiny.toml"
   have=$("$python" -c 'import torch, vllm, transformers as t; print(vllm.__version__, torch.__version__, t.__version__)') || return
   echo "vLLM, torch, transformers: $have; $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>&1 | head -1)"
 }
