@@ -5,28 +5,29 @@
 # same machine. LANE is one of gemma-4-12b.toml's with a pack: emmy, emmy-hybrid, emmy-triton.
 #
 #   setup         unpacks the archives that lie in .bundle, installs the wheels of .whl, makes the models' folders
-#   packs         builds bf16.emmypack and f16.emmypack from stored rows, where .packs has none (needs .whl), and lists the served cases
+#   packs         takes bf16.emmypack and f16.emmypack from .packs, else builds them of the stored rows (needs .whl); lists the served cases
 #   tests         the plugin's tests on this GPU
-#   race          the pack's attention against vLLM's kernels, which is what lets it serve; before packs (needs .whl)
+#   race:LANE     the stored attention against that of vLLM in this lane, without which a pack does not serve it; the pack is to be built
+#                 anew then (needs .whl)
 #   smoke:LANE    a model of six layers in process: everything works before 48 layers cost minutes
 #   offline:LANE  prefill, decode and launches in process, and how far logits are from stock's
 #   online:LANE   the published points through servers, one wave; outputs of 4096 cut to 1024
 #   quality:LANE  the logits alone
 #   cache         leaves vLLM's compiled graphs in OUT/cache.tgz, from which setup takes them on another machine when it is in .bundle
 #
-# Lane and stock are loaded side by side: 24 GB of weights and 16 GiB of keys and values each. Plan, in seconds of which most were
-# measured or follow from figures of this card; what is carried beside a checkout of 9 MiB stands in brackets:
-#   [.bundle/vllm-lite.tar.xz .packs]  setup=60 packs=30 tests=90 smoke:emmy-triton=150                  25 + 5 + 40 + 90
-#   [.bundle/vllm-fa4.tar.xz]          setup=60 offline:emmy=300 online:emmy=230                         15 + 230 + 210
-#   []                                 offline:emmy-hybrid=290 online:emmy-hybrid=290                    220 + 210
-#   []                                 POINTS=4096/4096@1,8192/256@4,256/256@64 \
-#                                      offline:emmy-triton=300 online:emmy-triton=200                    220 + 130
-# 1,195 in all. The first start of a lane compiles its graphs, the second finds them in the cache.
+# Lane and stock are loaded side by side: 24 GB of weights and 16 GiB of keys and values each. A plan of four commands, one behind
+# another on one machine: limits, and in the last column what each step is expected to take, of times of single starts and tokens on this
+# card. In brackets what is carried beside a checkout of 9 MiB. SOME is POINTS=4096/4096@1,8192/256@4,256/256@64.
+#   [.bundle/vllm-lite.tar.xz .packs]  setup=60 packs=30 tests=90 smoke:emmy-triton=150                       25 + 5 + 40 + 90
+#   [.bundle/vllm-fa4.tar.xz]          setup=60 offline:emmy=300 online:emmy=230                              15 + 230 + 210
+#   []                                 SOME offline:emmy-hybrid=300 online:emmy-hybrid=200                    220 + 130
+#   []                                 SOME offline:emmy-triton=300 online:emmy-triton=200                    220 + 130
+# 1,315 s in all. The first start of a lane compiles its graphs, 50 s and more; the second finds them in the cache.
 # TARGET=cpu: the same on a CPU with a tiny model in f32 and points 64 times as small, which tries the steps out; no setup of archives.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 target=${TARGET:-h200} python=${PYTHON:-python3} work=${WORK:-/tmp/emmy-serving}
-site=$work/site results=$work/results packs=$root/.packs
+site=$work/site results=$work/results packs=$work/packs
 : "${OUT:?a folder for the results}"
 mkdir -p "$OUT" "$site" "$results/logs" "$packs"
 cd "$root" || exit
@@ -80,12 +81,14 @@ PY
   sed -E '/^(input|output|prefill|context)/{s/\b256\b/4/;s/\b512\b/8/;s/\b2048\b/32/;s/\b4096\b/64/;s/\b8192\b/128/}
     s/"b?float16"/"float32"/;/attention-backend/d;s/16384/1024/;s/^steps.*/steps = 4/;s/^kv_gib.*/kv_gib = 0.5\nmemory = 0.3/
     s/, "--gpu-memory-utilization", "0.9"//' experiments/serving/gemma-4-12b.toml > "$work/tiny.toml"
+  [ -d "$site/vllm" ] || { echo "no vLLM yet: .bundle/vllm-lite.tar.xz was not carried" && return; }
   have=$("$python" -c 'import torch, vllm, transformers as t; print(vllm.__version__, torch.__version__, t.__version__)') || return
   echo "vLLM, torch, transformers: $have; $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>&1 | head -1)"
 }
 
 packs() {
   local rate
+  [ -e "$work/raced" ] || cp -n .packs/*.emmypack "$packs/" 2>/dev/null
   if [ "$target" = cpu ] && [ ! -f "$packs/bf16.emmypack" ]; then emmy tune --gpu cpu "${served[@]}" --budget 3; fi
   for dtype in bf16 f16; do # f16: hybrid sums
     rate=$([ $dtype = f16 ] && echo 1 || echo 0)
@@ -103,9 +106,10 @@ packs() {
 tests() { "$python" -m pytest -q -m gpu -p no:cacheprovider tests/plugin/test_on_gpu.py tests/plugin/test_attended_on_gpu.py; }
 
 race() {
-  for backend in FLASH_ATTN TRITON_ATTN; do
-    emmy bench '@gemma4-12b-server/attention*' --gpu "$target" --rounds 3 --against "vllm:$backend"
-  done
+  local backend=FLASH_ATTN
+  [ "$1" = emmy-triton ] && backend=TRITON_ATTN
+  emmy bench '@gemma4-12b-server/attention*.bf16' --gpu "$target" --rounds 3 --against vllm:$backend
+  touch "$work/raced" && rm -f "$packs/bf16.emmypack"
   emmy data export --gpu "$target" --out "$results/rows"
 }
 
