@@ -33,6 +33,8 @@ def add(parser: VerbParser) -> None:
     sub.add_argument("--out", type=folder, required=True, metavar="DIR",
                      help="folder of the results; what it holds is not measured again")  # fmt: skip
     sub.add_argument("--offline", action="store_true", help="prefill and decode in process, instead of the points")
+    sub.add_argument("--logits", action="store_true",
+                     help="offline: then also how far each lane's logits are from stock's, as `emmy bench quality` says it")  # fmt: skip
     sub.add_argument("--model", default="", help="instead of the experiment's")
     sub.add_argument("--pack", action="append", default=[], type=_pack, metavar="[LANE=]FILE",
                      help="the pack of a lane, or of all that have one")  # fmt: skip
@@ -101,9 +103,12 @@ def serving(args: Namespace, screen: Screen) -> int:
     from emmy.serving.experiment import Changes, read_experiment
     from emmy.serving.installed import find_vllm
     from emmy.serving.offline import InProcess
+    from emmy.serving.quality import Asked
     from emmy.serving.results import Results
     from emmy.serving.sitting import Sitting, device_name
 
+    if args.logits and not args.offline:
+        raise UsageError("--logits asks the engines that --offline loads: name both")
     changes = Changes(args.model, dict(args.pack), args.lanes, args.points, args.waves, args.most_output, args.most_prompts,
                       args.rounds, args.rest)  # fmt: skip
     experiment = read_experiment(args.experiment, changes)
@@ -114,7 +119,7 @@ def serving(args: Namespace, screen: Screen) -> int:
         results = Results.open(args.out)
         try:
             if args.offline:
-                left = InProcess(experiment, vllm, results, device_name(), told).run()
+                left = InProcess(experiment, vllm, results, device_name(), told, Asked() if args.logits else None).run()
             else:
                 left = Sitting(
                     experiment, vllm, results, device_name(), told, args.seconds, args.ready_seconds, args.together
@@ -129,11 +134,11 @@ def serving(args: Namespace, screen: Screen) -> int:
 def _conclude(results: Results, screen: Screen) -> None:
     """The tables, and the report beside the rows."""
     from emmy.serving.compare import entries
-    from emmy.serving.page import REPORT, page
+    from emmy.serving.page import KINDS, REPORT, page
     from emmy.serving.sitting import failures
 
     found = entries(results.rows)
-    for kind in ("online", "offline"):
+    for kind in KINDS:
         _table([e for e in found if e.kind == kind], screen)
     for row in failures(results):
         screen.say(f"failed: lane {row.lane}, {row.point}, wave {row.wave}: {row.message}")

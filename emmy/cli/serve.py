@@ -110,7 +110,7 @@ def start(
 def _bench(
     vllm: Vllm, model: str, flags: Sequence[str], use: Using | None, point_text: str, screen: Screen
 ) -> int:  # fmt: skip
-    from emmy.serving import client
+    from emmy.serving.client import COLUMNS, client
     from emmy.serving.experiment import parse_point
     from emmy.serving.process import kept_when_it_fails
     from emmy.serving.server import serving
@@ -118,14 +118,17 @@ def _bench(
     point = parse_point(point_text)
     with kept_when_it_fails("emmy-serve-") as folder:
         screen.say(f"starting the server; its log is {folder / 'server.log'}, deleted when all went well")
-        with serving(vllm, model, flags, use, folder / "server.log", "the server") as ready:
+        with (
+            client(vllm, folder / "client.log") as asks,
+            serving(vllm, model, flags, use, folder / "server.log", "the server") as ready,
+        ):
             for line in (*ready.choices, *ready.coverage):
                 screen.say(f"  {line}")
             screen.say(f"ready after {ready.startup_s:.0f} s; measuring {point.name}, {point.prompts} requests")
-            found = client.measure(vllm, model, ready.flags, ready.url, point, folder)
+            found = asks.measure(model, ready.flags, ready.url, point, folder)
             startup_s = ready.startup_s
     lane = "emmy" if use else "stock"
-    screen.rows("point", [{"lane": lane, "point": point.name, "startup_s": startup_s, **found}], client.COLUMNS)
+    screen.rows("point", [{"lane": lane, "point": point.name, "startup_s": startup_s, **found}], COLUMNS)
     return 0
 
 

@@ -1,9 +1,14 @@
-"""One point of work against a server that is ready, through `vllm bench serve`; its figures, or why there are none."""
+"""Points of work against servers that are ready, through `vllm bench serve`; their figures, or why there are none."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import select
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
@@ -11,13 +16,31 @@ from emmy.errors import ServingError
 from emmy.serving.command import value_of
 from emmy.serving.experiment import Point
 from emmy.serving.installed import Vllm
-from emmy.serving.process import running
+from emmy.serving.process import Child, running
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (50, 90, 99)
 TOTALS = {"request_throughput": "requests_per_s", "output_throughput": "output_tokens_per_s",
           "total_token_throughput": "tokens_per_s", "duration": "duration_s"}  # fmt: skip
 LIMIT_S = 3600.0
+# Runs a command of vLLM for every line it reads, and answers with its exit code: importing vLLM takes longer than many a point.
+_STAYS = """\
+import json, os, runpy, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+import vllm.benchmarks.serve  # which may print
+for line in sys.stdin:
+    sys.argv, code = ["vllm", *json.loads(line)], 0
+    try:
+        runpy.run_module("vllm.entrypoints.cli.main", run_name="__main__")
+    except SystemExit as e:
+        code = e.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    print(json.dumps(str(code or 0)), file=answers, flush=True)
+"""
 # figure -> heading, as tables show them
 COLUMNS = {"lane": "lane", "point": "point", "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "p99", "tpot_p50_ms": "TPOT p50 ms",
            "tpot_p99_ms": "p99", "itl_p50_ms": "ITL p50 ms", "itl_p99_ms": "p99", "output_tokens_per_s": "output tok/s"}  # fmt: skip
@@ -39,25 +62,60 @@ def bench_words(model: str, flags: Sequence[str], url: str, point: Point, result
     ]  # fmt: skip
 
 
-def measure(
-    vllm: Vllm, model: str, flags: Sequence[str], url: str, point: Point, folder: Path, *, seed: int = 0
-) -> dict[str, float]:
-    """The figures of a point: `ttft_p50_ms`, `tpot_mean_ms`, ..., `output_tokens_per_s`. Leaves result and log in `folder`.
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A process that measures one point after another, of any server."""
 
-    Raises ServingError when the client ends with an error, or any request failed: vLLM's client exits with 0 even when all did.
-    """
-    result = (folder / f"bench-{point.input}-{point.output}-{point.concurrency}.json").absolute()
-    result.unlink(missing_ok=True)
-    words = bench_words(model, flags, url, point, result, seed)
-    with running(vllm.command(*words), result.with_suffix(".log"), f"`vllm bench serve` at {point.name}") as child:
-        if child.wait(LIMIT_S):
-            raise child.died("measuring")
-        if not result.is_file():
-            raise ServingError(f"{child.what} wrote no result. The end of {child.log}:\n{child.tail()}")
+    child: Child
+
+    def measure(
+        self, model: str, flags: Sequence[str], url: str, point: Point, folder: Path, *, seed: int = 0
+    ) -> dict[str, float]:
+        """The figures of a point: `ttft_p50_ms`, `tpot_mean_ms`, ..., `output_tokens_per_s`. Leaves the result in `folder`.
+
+        Raises ServingError when vLLM's client ends with an error, or any request failed: it exits with 0 even when all did.
+        """
+        result = (folder / f"bench-{point.input}-{point.output}-{point.concurrency}.json").absolute()
+        result.unlink(missing_ok=True)
+        os.truncate(self.child.log, 0)  # what it says of a point is not taken for an error of the next
+        what = f"`vllm bench serve` at {point.name}"
+        code = self._run(bench_words(model, flags, url, point, result, seed))
         try:
+            if code != "0":
+                raise ServingError(f"it ended with code {code}")
+            if not result.is_file():
+                raise ServingError("it wrote no result")
             return figures(_result(result), point)
         except ServingError as e:
-            raise ServingError(f"{child.what}: {e}. The end of {child.log}:\n{child.tail()}") from None
+            raise ServingError(f"{what}: {e}. The end of {self.child.log}:\n{self.child.tail()}") from None
+
+    def _run(self, words: Sequence[str]) -> str:
+        """The exit code of `vllm WORDS`. Raises ServingError when the process ends, or takes too long."""
+        asked, answers = self.child.process.stdin, self.child.process.stdout
+        assert asked is not None and answers is not None
+        try:
+            asked.write(json.dumps(words).encode() + b"\n")
+            asked.flush()
+        except BrokenPipeError:
+            self.child.process.wait()
+            raise self.child.died("waiting for a point") from None
+        if not select.select([answers], [], [], LIMIT_S)[0]:
+            raise ServingError(
+                f"{self.child.what} did not answer within {LIMIT_S:.0f} s. The end of {self.child.log}:\n{self.child.tail()}"
+            )
+        line = answers.readline()
+        if not line.endswith(b"\n"):
+            self.child.process.wait()
+            raise self.child.died("measuring")
+        return str(json.loads(line))
+
+
+@contextmanager
+def client(vllm: Vllm, log: Path) -> Iterator[Client]:
+    """A client until the block is left. It loads while servers start."""
+    command = [vllm.python, "-P", "-c", _STAYS]
+    with running(command, log, "`vllm bench serve`", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        yield Client(child)
 
 
 def figures(result: Mapping[str, object], point: Point) -> dict[str, float]:

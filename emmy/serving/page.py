@@ -13,8 +13,10 @@ HEADINGS = {
     "ttft_p50_ms": "TTFT p50 ms", "ttft_p90_ms": "p90", "ttft_p99_ms": "p99", "tpot_p50_ms": "TPOT p50 ms", "tpot_p90_ms": "p90",
     "tpot_p99_ms": "p99", "itl_p50_ms": "ITL p50 ms", "itl_p99_ms": "p99", "output_tokens_per_s": "output tok/s", "against": "against",
     "ratio_ms": "times as fast", "ratio_ttft_p50_ms": "TTFT times better", "ratio_tpot_p50_ms": "TPOT times better",
-    "ratio_output_tokens_per_s": "tok/s times",
+    "ratio_output_tokens_per_s": "tok/s times", "positions": "positions", "max_abs": "largest difference", "mean_abs": "mean",
+    "kl_mean": "KL mean, nats", "kl_max": "most", "top1": "same top-1", "same_sequences": "same sequences",
 }  # fmt: skip
+KINDS = {"online": "Through a server", "offline": "In process", "quality": "Logits beside stock's"}
 _ABOUT = (
     "device",
     "vllm",
@@ -33,8 +35,9 @@ _ABOUT = (
 def cells(e: Entry) -> dict[str, object]:
     """An entry as a flat record; ratios as texts, above 1 better than stock."""
     ratios = {f"ratio_{name}": str(r) for name, r in e.ratios.items()}
+    figures = {k: f"{v:.3g}" for k, v in e.figures.items()} if e.kind == "quality" else e.figures
     return {
-        "kind": e.kind, "point": e.point, "note": e.note, "lane": e.lane, "against": e.against, "waves": e.waves, **e.figures, **ratios,
+        "kind": e.kind, "point": e.point, "note": e.note, "lane": e.lane, "against": e.against, "waves": e.waves, **figures, **ratios,
     }  # fmt: skip
 
 
@@ -46,7 +49,7 @@ def headings(rows: Sequence[Mapping[str, object]]) -> dict[str, str]:
 def page(results: Results, found: Sequence[Entry]) -> str:
     """Tables by kind, what each lane was measured with, and what failed."""
     parts = [f"# {results.rows[-1].experiment}: vLLM with a kernel pack and without\n"]
-    for kind, title in (("online", "Through a server"), ("offline", "In process")):
+    for kind, title in KINDS.items():
         rows = [cells(e) for e in found if e.kind == kind]
         if rows:
             shown = headings(rows)
@@ -86,7 +89,7 @@ def _said(value: object) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+        return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.3g}"
     return "" if value is None else str(value)
 
 

@@ -29,11 +29,11 @@ STOCK, EMMY = "stock", "emmy"
 class Asked:
     """The seeded prompts: one of each of `lengths` alone, and batches of `batches`, each with `context` tokens, decoded for `steps`."""
 
-    lengths: tuple[int, ...]
-    batches: tuple[int, ...]
-    context: int
-    steps: int
-    seed: int
+    lengths: tuple[int, ...] = (7, 64, 512)
+    batches: tuple[int, ...] = (1, 8)
+    context: int = 32
+    steps: int = 16
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +52,68 @@ class Agreement:
     top1: float  # share of positions with the same most likely token
     same_tokens: str = ""
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Its numbers; of a decode also the share of sequences that came out alike."""
+        alike, _, of = self.same_tokens.partition(" of ")
+        shares = {"top1": self.top1} | ({"same_sequences": int(alike) / int(of)} if of else {})
+        return {"positions": self.positions, "max_abs": self.max_abs, "mean_abs": self.mean_abs, "kl_mean": self.kl_mean,
+                "kl_max": self.kl_max, **shares}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a lane said: its answers by case, and the folder that holds their logits."""
+
+    folder: Path
+    answers: Mapping[str, Mapping[str, object]]
+
+    def path(self, case: str) -> Path:
+        return self.folder / f"{case.replace(' ', '-')}.npy"
+
+    def forget(self) -> None:
+        """Deletes the logits."""
+        for case in self.answers:
+            self.path(case).unlink()
+
 
 def agreements(vllm: Vllm, stock: Spec, other: Spec, asked: Asked, folder: Path, told: Told) -> tuple[Agreement, ...]:
     """Of each case, stock beside the other lane. One engine at a time is loaded. Raises ServingError when one fails."""
-    said: dict[str, dict[str, Mapping[str, object]]] = {}
+    said: list[Said] = []
     for spec in (stock, other):
         told(f"loading the model, lane {spec.name}")
         with engines(vllm, [spec], folder, together=False) as made:
-            said[spec.name] = _ask(made[spec.name], asked, folder / spec.name)
-    found = []
-    for case, answer in said[stock.name].items():
-        paths = [folder / lane.name / f"{case.replace(' ', '-')}.npy" for lane in (stock, other)]
-        ours, theirs = (np.load(p, mmap_mode="r") for p in paths)
-        tokens = [np.array(a["tokens"]) for a in (answer, said[other.name][case]) if "tokens" in a]
-        found.append(compare(case, ours, theirs, *tokens))
-        for path in paths:
-            path.unlink()
-    return tuple(found)
+            said.append(logits(made[spec.name], asked, folder / spec.name))
+    found = agreed(*said)
+    for lane in said:
+        lane.forget()
+    return found
 
 
-def _ask(engine: Engine, asked: Asked, folder: Path) -> dict[str, Mapping[str, object]]:
+def logits(engine: Engine, asked: Asked, folder: Path) -> Said:
+    """What an engine says to the prompts. Logits of 262,144 tokens are a megabyte a position: `forget` them."""
     folder.mkdir(parents=True, exist_ok=True)
-
-    def path(case: str) -> str:
-        return str((folder / f"{case.replace(' ', '-')}.npy").absolute())
-
-    said = {}
+    said = Said(folder.absolute(), {})
+    answers: dict[str, Mapping[str, object]] = {}
     for n in asked.lengths:
         case = f"prefill {n}"
-        said[case] = engine.ask("prefill_logits", length=n, seed=asked.seed, path=path(case))
+        answers[case] = engine.ask("prefill_logits", length=n, seed=asked.seed, path=str(said.path(case)))
     for b in asked.batches:
         case = f"decode {b}"
-        said[case] = engine.ask(
-            "decode_logits", batch=b, context=asked.context, new=asked.steps, seed=asked.seed, path=path(case)
+        answers[case] = engine.ask(
+            "decode_logits", batch=b, context=asked.context, new=asked.steps, seed=asked.seed, path=str(said.path(case))
         )
-    return said
+    return Said(said.folder, answers)
+
+
+def agreed(stock: Said, other: Said) -> tuple[Agreement, ...]:
+    """Of each case how far the other lane is from stock. Raises ServingError as `compare` does."""
+    found = []
+    for case, answer in stock.answers.items():
+        ours, theirs = (np.load(said.path(case), mmap_mode="r") for said in (stock, other))
+        tokens = [np.array(a["tokens"]) for a in (answer, other.answers[case]) if "tokens" in a]
+        found.append(compare(case, ours, theirs, *tokens))
+    return tuple(found)
 
 
 def compare(

@@ -11,7 +11,7 @@ from pathlib import Path
 from emmy import __version__
 from emmy.errors import EmmyError, UsageError
 from emmy.records import now_utc
-from emmy.serving import client
+from emmy.serving.client import Client, client
 from emmy.serving.command import value_of
 from emmy.serving.experiment import Experiment, Lane, Point, groups
 from emmy.serving.installed import Vllm
@@ -81,6 +81,7 @@ class Sitting:
                     servers[lane.name] = stack.enter_context(self._started(wave, lane))
                 except EmmyError as e:
                     here[lane.name] = e
+            asks = stack.enter_context(client(self.vllm, self.results.folder / f"wave{wave}-client.log"))
             here |= all_ready(servers, self.ready_limit_s)
             for name, found in here.items():
                 if isinstance(found, Ready):
@@ -91,7 +92,7 @@ class Sitting:
                     self._keep(wave, lane, point, "failed", str(server), {})
                     continue
                 try:
-                    self._point(wave, lane, point, server, self._folder(wave, lane))
+                    self._point(wave, lane, point, server, asks)
                 except EmmyError as e:
                     here[lane.name] = e
 
@@ -104,10 +105,10 @@ class Sitting:
     def _folder(self, wave: int, lane: Lane) -> Path:
         return self.results.folder / f"wave{wave}-{lane.name}"
 
-    def _point(self, wave: int, lane: Lane, point: Point, ready: Ready, folder: Path) -> None:
+    def _point(self, wave: int, lane: Lane, point: Point, ready: Ready, asks: Client) -> None:
         about = {"startup_s": round(ready.startup_s, 1), "choices": list(ready.choices)}
         try:
-            found = client.measure(self.vllm, ready.model, ready.flags, ready.url, point, folder, seed=wave)
+            found = asks.measure(ready.model, ready.flags, ready.url, point, self._folder(wave, lane), seed=wave)
         except EmmyError as e:
             died = ready.child.code is not None
             why = f"{ready.child.died(f'serving {point.name}')}" if died else str(e)

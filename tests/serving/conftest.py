@@ -46,6 +46,8 @@ class Fake:
         cli = self.folder / "site" / "vllm" / "entrypoints" / "cli"
         cli.mkdir(parents=True, exist_ok=True)
         shutil.copy(FAKE, cli / "main.py")
+        (self.folder / "site" / "vllm" / "benchmarks").mkdir(exist_ok=True)
+        (self.folder / "site" / "vllm" / "benchmarks" / "serve.py").write_text("print('INFO: imported')\n")
         plugin_there = self.folder / "site" / "emmy_vllm"
         plugin_there.mkdir(exist_ok=True)
         shutil.copy(FAKE.with_name("fake_engine.py"), plugin_there / "engine.py")

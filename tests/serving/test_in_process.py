@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,25 @@ def test_engines_of_a_group_take_turns_on_the_same_prompts(vllm: Fake, experimen
     assert str(found["decode 2", "emmy"].ratios["ms"]) == "2.000"
     n = len(vllm.calls)
     assert in_process(experiment(OFFLINE), tmp_path).run() == 0 and len(vllm.calls) == n
+
+
+def test_engines_that_were_timed_also_say_how_far_their_logits_are_from_stocks(
+    vllm: Fake, experiment: Write, tmp_path: Path
+) -> None:
+    vllm.behaves(noise=3)
+    asked = Asked((4,), (2,), 4, 3)
+    here = replace(in_process(experiment(OFFLINE), tmp_path), asked=asked)
+    assert here.run() == 0
+    said = {e.point: e for e in entries(here.results.rows) if e.kind == "quality"}
+    assert set(said) == {"prefill 4", "decode 2"} and all(e.lane == "emmy" for e in said.values())
+    assert said["prefill 4"].figures["kl_mean"] > 0.5 and said["decode 2"].figures["same_sequences"] == 1.0
+    assert len({c["pid"] for c in vllm.calls}) == 2 and not list((tmp_path / "out").rglob("*.npy"))
+    n = len(vllm.calls)
+    again = replace(in_process(experiment(OFFLINE), tmp_path), asked=asked)
+    assert again.run() == 0 and len(vllm.calls) == n
+    vllm.behaves(fail_at="decode_logits")
+    failing = replace(again, asked=replace(asked, seed=1))
+    assert failing.run() == 1 and [r.lane for r in failing.results.rows if r.status == "failed"] == ["emmy"]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_lanes_that_are_compared_may_be_loaded_together_and_take_turns_point_by_
     assert both.run() == 0
     assert sorted(vllm.order[:2]) == ["serve emmy", "serve stock"]
     assert vllm.order[2:] == ["bench"] * 4 + ["stopped"] * 2
+    assert len({c["pid"] for c, what in zip(vllm.calls, vllm.order, strict=True) if what == "bench"}) == 1
     asked = [c["argv"] for c in vllm.calls if c["argv"][0] == "serve"]  # type: ignore[index]
     assert all(value_of(a, "--gpu-memory-utilization") == "0.4000" for a in asked)  # type: ignore[arg-type]
     assert all(value_of(a, "--kv-cache-memory-bytes") == str(2 << 30) for a in asked)  # type: ignore[arg-type]
