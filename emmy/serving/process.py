@@ -26,6 +26,7 @@ FIRST_LINES, TAIL_LINES, LOOK_BYTES = 4, 25, 1 << 20
 _ERROR = re.compile(r"(?:^|\s)(?:\w+\.)*\w*(?:Error|Exception)\b: ")
 GRACE_S = 20.0  # what vLLM gets to end its workers
 POLL_S = 0.25
+DYING_S = 0.5  # a process that closed its connections because it ends
 # Replaced by the command it is given; the request to end it with its parent stays in force (prctl(2), PR_SET_PDEATHSIG).
 _UNTIL_PARENT_ENDS = """\
 import ctypes, os, sys
@@ -47,6 +48,12 @@ class Child:
     @property
     def code(self) -> int | None:
         return self.process.poll()
+
+    def has_died(self) -> bool:
+        """Whether it has ended; who lost its connection hears of that a moment before the system says so."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(DYING_S)
+        return self.code is not None
 
     def tail(self) -> str:
         """The end of its log, for an error's message; before it the first error in it, which vLLM's own ends seldom show."""
@@ -73,14 +80,17 @@ class Child:
             ) from None
 
     def stop(self) -> None:
-        """Ends it and every process it started: politely, then not."""
-        with contextlib.suppress(ProcessLookupError):
+        """Ends it and every process it started: politely, then not, at once where Ctrl-C comes meanwhile."""
+        try:
             if self.code is None:
                 self.process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(GRACE_S)
-            os.killpg(self.process.pid, signal.SIGKILL)  # it leads its own group; stragglers go too
-        self.process.wait()
+        finally:
+            with _uninterrupted():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # it leads its own group; stragglers go too
+                self.process.wait()
 
 
 @contextmanager
@@ -98,22 +108,41 @@ def running(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out, _terminated_like_interrupted():
-        child = Child(
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_ENDS, str(os.getpid()), *command],
-                stdin=stdin,
-                stdout=out if stdout is None else stdout,
-                stderr=out,
-                start_new_session=True,
-                env=config.child_env(**(environment or {})),
-            ),
-            log,
-            what,
-        )
+        child = None
         try:
+            with _uninterrupted():  # else it could have been started, and nobody know of it
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_ENDS, str(os.getpid()), *command],
+                    stdin=stdin,
+                    stdout=out if stdout is None else stdout,
+                    stderr=out,
+                    start_new_session=True,
+                    env=config.child_env(**(environment or {})),
+                )
+                child = Child(process, log, what)
             yield child
         finally:
-            child.stop()
+            if child is not None:
+                child.stop()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM that come within count when the block is left."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = {n: signal.signal(n, lambda number, frame: came.append(number)) for n in numbers}
+    except ValueError:  # not the main thread, which alone is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 @contextmanager

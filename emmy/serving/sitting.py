@@ -110,7 +110,7 @@ class Sitting:
         try:
             found = asks.measure(ready.model, ready.flags, ready.url, point, self._folder(wave, lane), seed=wave)
         except EmmyError as e:
-            died = ready.child.code is not None
+            died = ready.child.has_died()
             why = f"{ready.child.died(f'serving {point.name}')}" if died else str(e)
             self._keep(wave, lane, point, "failed", why, about)
             if died:

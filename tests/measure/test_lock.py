@@ -80,6 +80,7 @@ def test_a_folder_that_cannot_be_written_is_no_busy_device(tmp_path: Path) -> No
         DeviceLock(folder, "cpu").acquire()
 
 
+@pytest.mark.slow
 def test_what_a_killed_holder_was_starting_is_waited_for_and_one_that_stays_is_not(tmp_path: Path) -> None:
     """A process that is killed between fork and exec leaves a copy of the lock for that long."""
     for stays_s, is_taken in ((0.3, True), (30, False)):

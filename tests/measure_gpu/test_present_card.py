@@ -108,6 +108,7 @@ def test_a_second_process_is_told_who_holds_the_card(machine: Machine) -> None:
     assert doctor(machine)["GPU 0 lock"] == ("ok", "nobody measures on it")
 
 
+@pytest.mark.slow
 def test_measuring_on_another_card_is_refused_with_what_is_here(machine: Machine) -> None:
     done = machine.emmy("bench", OP, "--gpu", "rtx5090")
     assert done.returncode == 3

@@ -97,6 +97,7 @@ def test_ops_searched_at_once_get_the_rows_that_they_get_in_turn(tmp_path: Path)
     assert not children()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_followed_by_one_that_goes_on_with_its_rows(tmp_path: Path) -> None:
     heard: list[Event] = []
 
@@ -116,6 +117,7 @@ def notes(heard: Sequence[Event]) -> list[Note]:
     return [e for e in heard if isinstance(e, Note)]
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_goes_on_and_what_had_ended_is_left_out(tmp_path: Path) -> None:
     stop = Stop()
 
@@ -185,6 +187,7 @@ class Gone(FakeMeasurer):
             yield row
 
 
+@pytest.mark.slow
 def test_a_device_that_is_gone_ends_all_searches_with_its_own_error_and_keeps_their_rows(tmp_path: Path) -> None:
     with pytest.raises(NoSuchDevice, match="it was unplugged"):
         tune(tmp_path, 2, Gone())
@@ -193,6 +196,7 @@ def test_a_device_that_is_gone_ends_all_searches_with_its_own_error_and_keeps_th
     assert len(rows(tmp_path)) == BUDGET * len(OPS)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_search_is_raised_here(tmp_path: Path) -> None:
     def spoil(event: Event) -> None:
         if isinstance(event, RunEnded):

@@ -69,6 +69,7 @@ def course(result: TuneResult) -> list[tuple[str, str, float | None]]:
     return [(r.schedule, r.status, r.time_us) for r in result.rows]
 
 
+@pytest.mark.slow
 def test_several_devices_give_the_rows_and_the_winner_of_one(tmp_path: Path) -> None:
     one = tune(tmp_path / "one", FakeMeasurer(fault_share=0.1), ahead=3)
     with pool(5) as devices:

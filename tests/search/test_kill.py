@@ -168,6 +168,7 @@ def objects(text: str) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_measurement_prints_the_best_and_leaves_a_run_to_resume(tmp_path: Path) -> None:
     process = fake_tune(tmp_path, 5000, "--strategy", "random", "--json")
     wait_until(lambda: written(tmp_path) > 20_000, process)
@@ -223,6 +224,7 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_nothing(tmp_path: Path) -> None
 
 
 # ---------------------------------------------------------------- one device, one tuner
+@pytest.mark.slow
 def test_a_second_tuner_of_a_device_is_told_who_holds_it(tmp_path: Path) -> None:
     with DeviceLock(tmp_path / "cache" / "locks", "cpu"):
         process = start((*REAL, OP, "--budget", "5", "--json"), tmp_path / "home", EMMY_CACHE=str(tmp_path / "cache"))
