@@ -13,7 +13,7 @@
 #   offline:LANE  prefill, decode and launches in process, and how far logits are from stock's
 #   online:LANE   the published points through servers, one wave; outputs of 4096 cut to 1024
 #   quality:LANE  the logits alone
-#   cache         leaves vLLM's compiled graphs in OUT/cache.tgz, from which setup takes them on another machine when it is in .bundle
+#   cache         leaves vLLM's compiled graphs in OUT/cache.tgz.aa ..., from which setup takes them on another machine, in .bundle
 #
 # Lane and stock are loaded side by side: 24 GB of weights and 16 GiB of keys and values each. A plan of four commands, one behind
 # another on one machine: limits, and in the last column what each step is expected to take, of times of single starts and tokens on this
@@ -58,7 +58,9 @@ setup() {
       { tar -xJf ".bundle/$name.tar.xz" -C "$site" || "$python" -m tarfile -e ".bundle/$name.tar.xz" "$site"; } && touch "$work/$name"
     fi
   done
-  if [ -f .bundle/cache.tgz ] && [ ! -e "$work/cached" ]; then tar -xzf .bundle/cache.tgz -C "$work" && touch "$work/cached"; fi
+  if compgen -G '.bundle/cache.tgz.*' >/dev/null && [ ! -e "$work/cached" ]; then
+    cat .bundle/cache.tgz.* | tar -xz -C "$work" && touch "$work/cached"
+  fi
   if compgen -G '.whl/*.whl' >/dev/null && [ ! -e "$work/wheels" ]; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" .whl/*.whl && touch "$work/wheels"
   fi
@@ -132,8 +134,8 @@ quality() {
 }
 cache() {
   du -sm "$work"/cache/*
-  tar -C "$work" -czf "$OUT/cache.tgz" cache
-  ls -l "$OUT/cache.tgz"
+  tar -C "$work" -cz --exclude cache/emmy cache | split -b 15M - "$OUT/cache.tgz."
+  ls -l "$OUT"/cache.tgz.*
 }
 
 if [ "${1:-}" = only ]; then # one step, in the process that `timeout` ends; the command that runs then is waited for
