@@ -21,9 +21,9 @@ cores=$("$python" -c 'import os; print(os.cpu_count())')
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
 tuned=(--gpu h200 --budget 24 --searches $((cores > 4 ? cores - 2 : 1)))
 emmy() { timeout -s INT -k 40 "$left" "$python" -m emmy "$@"; }
-again() { # SET WORD...: its weak ranges
+again() { # SET: its weak ranges
   local ranges
-  mapfile -t ranges < <("$python" experiments/weak_ranges.py "$@" --home "$work/home")
+  mapfile -t ranges < <("$python" experiments/weak_ranges.py "$1" --home "$work/home")
   [ ${#ranges[@]} = 0 ] || emmy tune "${ranges[@]}" "${tuned[@]}" --home "$work/home"
 }
 
@@ -36,7 +36,7 @@ shares() {
 weak() { again @gemma4-12b; }
 server() {
   again '@gemma4-12b-server/*.bf16'
-  EMMY_FAST_MATH=1 again '@gemma4-12b-server/*.f16' --hybrid
+  EMMY_FAST_MATH=1 again '@gemma4-12b-server/*.f16'
 }
 compiled() { emmy bench '@gemma4-12b-server/geglu*' '@gemma4-12b-server/norms*' --gpu h200 --rounds 3 --against torch.compile --home "$work/home"; }
 pack() {

@@ -3,6 +3,7 @@
     emmy tune $(python experiments/weak_ranges.py @gemma4-12b-server --gpu h200 --home HOME) --gpu h200 --budget 24 --home HOME
 
 Tuned one by one, such a range begins with the winners of its neighbours and of fixed sizes. stderr has the best ratio to torch of each.
+With EMMY_FAST_MATH=1 races of schedules with hybrid sums count, else of those in f32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from emmy import api, config
 from emmy.costmodel.dataset import Dataset
-from emmy.search.ranges import starting_ranges, symbol_of
+from emmy.ir.parts import symbol_of
+from emmy.ir.schedule import sums_of
+from emmy.search.ranges import starting_ranges
+from emmy.winner import is_raced, sums_wanted
 
 
 def main() -> int:
@@ -22,14 +26,12 @@ def main() -> int:
     parser.add_argument("--gpu", default="h200", help="target (default: h200)")
     parser.add_argument("--home", type=Path, default=config.home(), help="folder of measurements")
     parser.add_argument("--under", type=float, default=1.0, help="a best ratio below it is weak (default: 1.0)")
-    parser.add_argument("--hybrid", action="store_true", help="of schedules with sums in f16, for EMMY_FAST_MATH=1")
     args = parser.parse_args()
     dataset = Dataset.of(args.home)
     dataset.ingest()
     best: dict[str, float] = {}
     for row in dataset.rows(target=args.gpu):
-        is_race = row.status == "ok" and row.baseline == "torch" and "speedup" in row.static
-        if is_race and ("hybrid" in row.schedule) == args.hybrid:
+        if row.status == "ok" and is_raced(row) and sums_of(row.schedule) == sums_wanted():
             best[row.op] = max(best.get(row.op, 0.0), row.static["speedup"])
     ranges = {r.key for op in api.expand(args.op) if symbol_of(op) is not None for r in starting_ranges(op)}
     for ratio, key in sorted((best.get(key, 0.0), key) for key in ranges):
